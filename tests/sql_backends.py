@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, event
@@ -162,7 +163,12 @@ def maria_database(mariadb_server: MariaDbServer) -> MariaDatabase:
 
 def count_by_a_row(store: SqlStore) -> None:
     """Let fences of this store come from a row, as on MySQL and in Galera: see `mysql.has_sequences`."""
-    event.listen(store.database.engine, "connect", lambda _, record: record.info.pop(NUMBERED, None))
+
+    def forget(connection: object, record: Any) -> None:
+        record.info.pop(NUMBERED, None)
+        store.database.numbers.due = False
+
+    event.listen(store.database.engine, "connect", forget)
 
 
 def mariadb(

@@ -423,7 +423,8 @@ class InsertInTurn:
 
     def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
         """Claim the key. `joined`: in the caller's transaction, which keeps others from writing on SQLite."""
-        numbered = self._in_turn and NUMBERED in connection.info
+        numbers = connection.info.get(NUMBERED) if self._in_turn else None
+        numbered = numbers is not None and numbers.raised
         if numbered and query.quota is None:
             granted = self._writer.insert(connection, query, numbered=True)
             if granted is not None:
@@ -465,6 +466,9 @@ class InsertInTurn:
                 )
             elif fence is None and outcome is not Move.QUARANTINE:
                 fence = connection.execute(self._next_fence, query.parameters).scalar_one()
+            if self._in_turn and row is not None and fence is not None:
+                # As on PostgreSQL: the source of fences may have changed, or gone back with a backup or a clock.
+                fence = max(fence, row.fence + 1)
             if row is None:
                 written = self._writer.insert(connection, query, fence=fence, numbered=numbered)
             else:

@@ -43,7 +43,7 @@ from flask_idempotency.stores.sql.errors import (
     is_unprepared,
     lacks_grants,
 )
-from flask_idempotency.stores.sql.mysql import RECORDS
+from flask_idempotency.stores.sql.mysql import RECORDS, Numbers
 from flask_idempotency.stores.sql.naming import SCHEMA, find, options
 from flask_idempotency.stores.sql.schema import metadata
 
@@ -220,6 +220,8 @@ class Database:
         self._named = False
         """True if this process knows which schema to name in its statements."""
         self._options = options(None)
+        self.numbers: Numbers = Numbers()
+        """On MySQL: where the fences come from."""
         self.tenant_lock: TenantLock = TenantLock()
         """Lets claims of one tenant wait for each other without a connection."""
         if not callable(bind):
@@ -470,7 +472,9 @@ class Database:
         if self._engines is None:
             with self._lock:
                 if self._engines is None:
-                    engines = open_engines(self._bind, driver_cursor=self._driver_cursor, joining=self.joining)
+                    engines = open_engines(
+                        self._bind, self.numbers, driver_cursor=self._driver_cursor, joining=self.joining
+                    )
                     if self._opens_in_child and engines.base not in self._shared():
                         _renew(engines.base)
                     if self._on_open is not None:

@@ -30,7 +30,7 @@ from flask_idempotency.stores.sql.dialects import (
     refuse_relative,
 )
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver
-from flask_idempotency.stores.sql.mysql import prepare_connection
+from flask_idempotency.stores.sql.mysql import Numbers
 from flask_idempotency.stores.sql.naming import PATH, READ_PATH
 
 EngineT = TypeVar("EngineT", bound=Engine)
@@ -146,7 +146,9 @@ class Joining(Protocol):
     def run(self, work: Callable[[Connection], AnswerT]) -> AnswerT: ...
 
 
-def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | None = None) -> Engines:
+def open_engines(
+    bind: Bind, numbers: Numbers, *, driver_cursor: bool = True, joining: Joining | None = None
+) -> Engines:
     ours = isinstance(bind, str | URL)
     base: Any = _engine_from(bind) if isinstance(bind, str | URL) else bind() if callable(bind) else bind
     joined = joining is not None and joining.here()
@@ -166,7 +168,7 @@ def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | N
             raise _in_memory()
         return Engines(base, base, dialect, ours, None)
     preparing = Preparing(from_url=ours) if base.driver == "psycopg" else None
-    records = hide_parameters(_engine_for_records(base, dialect, preparing))
+    records = hide_parameters(_engine_for_records(base, dialect, preparing, numbers))
     driver = Driver(records) if driver_cursor and records.driver in DRIVERS else None
     return Engines(base, records, dialect, ours, driver, preparing)
 
@@ -234,7 +236,7 @@ def names_memory(url: URL) -> bool:
     return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
 
 
-def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | None) -> Engine:
+def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | None, numbers: Numbers) -> Engine:
     # The new pool connects in the same way, and keeps the listeners that the application added.
     pool = base.pool.recreate()
     # The first statement notices a stale connection, and is repeated. A ping would double every call.
@@ -256,7 +258,7 @@ def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | N
     if dialect.name == MYSQL:
         # Ours is never open when a connection returns. Older SQLAlchemy does not know this, and sends a ROLLBACK.
         engine.dialect.skip_autocommit_rollback = True
-        event.listen(engine, "connect", prepare_connection)
+        event.listen(engine, "connect", numbers.prepare)
         return engine
     if dialect.name == SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)

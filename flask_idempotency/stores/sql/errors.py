@@ -62,11 +62,16 @@ def _is_torn(url: URL) -> bool:
     return not plain or "@" in str(dict(url.query))
 
 
-REMEDY: Final = (
+TABLES_REMEDY: Final = (
     "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "
     "idempotency_records, idempotency_meta, idempotency_tenants, idempotency_data_keys, idempotency_quota, "
     "idempotency_tasks, idempotency_steps, idempotency_activity, idempotency_activity_tokens, idempotency_observations and "
-    "idempotency_audit, and USAGE on the sequence idempotency_fence_numbers_number_seq"
+    "idempotency_audit"
+)
+REMEDY: Final = f"{TABLES_REMEDY}, and USAGE on the sequence idempotency_fence_numbers_number_seq"
+_MADE: Final = (
+    "the sequence idempotency_fence_numbers_number_seq of MariaDB, which `flask idempotency db upgrade` makes as a role that "
+    "may create tables"
 )
 
 # A missing table lacks no privilege, because to_regclass returns NULL. For the sequence either privilege is enough.
@@ -286,7 +291,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
         )
     if state == _NOT_PERMITTED or code in _MYSQL_NOT_PERMITTED:
-        return ConfigurationError(REMEDY)
+        return ConfigurationError(f"{TABLES_REMEDY}, and SELECT and INSERT on {_MADE}" if code else REMEDY)
     # SQLite raises SQLITE_ERROR for a statement that it cannot parse.
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return None

@@ -17,7 +17,7 @@ from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, POSTGRESQL, RANDOM_MYSQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.errors import is_missing_sequence
-from flask_idempotency.stores.sql.mysql import NUMBERED
+from flask_idempotency.stores.sql.mysql import NUMBERED, Numbers
 from flask_idempotency.stores.sql.naming import named, prefix
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED, VERSION
 
@@ -102,6 +102,8 @@ def prepare(connection: Connection) -> None:
         write_version(connection)
     if NUMBERED in connection.info:
         raise_sequence(connection)
+        numbers: Numbers = connection.info[NUMBERED]
+        numbers.raised, numbers.due = True, False
     # Last: afterwards this connection no longer commits each statement by itself.
     if missing.low_fences:
         _raise_fences(connection)

@@ -25,7 +25,7 @@ RECORDS: Final = "flask_idempotency_records"
 """The entry of a connection's `info` that shows that it was opened for records."""
 
 NUMBERED: Final = "flask_idempotency_numbered"
-"""The entry of a connection's `info` that shows that fences come from a sequence there."""
+"""The entry of a connection's `info` with the `Numbers` of its store, if its server has a sequence for fences."""
 
 _OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0, 13)}
 """Both have FOR UPDATE SKIP LOCKED from there on, and enforce what a row must hold."""
@@ -86,6 +86,26 @@ def has_sequences(version: str, *, in_cluster: bool) -> bool:
     return "mariadb" in version.lower() and not in_cluster
 
 
+class Numbers:
+    """Where the fences of a store come from. A server may join a Galera cluster or leave it while the store is in use."""
+
+    __slots__ = ("due", "raised")
+
+    def __init__(self) -> None:
+        self.raised = False
+        """True once the sequence is above all fences. Before that, and in a cluster, they come from a row."""
+        self.due = False
+        """True if the next claim must prepare the database again, because its server has left a cluster."""
+
+    def prepare(self, connection: Any, record: Any) -> None:
+        """Set up a new connection for records, and note whether its server has a sequence. See `prepare_connection`."""
+        if prepare_connection(connection, record):
+            record.info[NUMBERED] = self
+            self.due = not self.raised
+        else:
+            self.raised = self.due = False
+
+
 # All databases of the server share one space of these names.
 _TURN: Final = "sha1(concat('flask-idempotency outbox of ', database()))"
 
@@ -108,8 +128,9 @@ def in_turn(connection: Connection) -> Iterator[bool]:
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({_TURN})")
 
 
-def prepare_connection(connection: Any, record: Any) -> None:
-    """Set up a new connection for records. Raise `ConfigurationError` if its server cannot keep claims.
+def prepare_connection(connection: Any, record: Any) -> bool:
+    """Set up a new connection for records, and return `has_sequences`. Raise `ConfigurationError` if its server cannot keep
+    claims.
 
     SQLAlchemy closes the connection then, and PyMySQL refuses to close one a second time.
     """
@@ -138,7 +159,6 @@ def prepare_connection(connection: Any, record: Any) -> None:
         cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
-    if has_sequences(str(found["version"]), in_cluster=in_cluster):
-        record.info[NUMBERED] = True
     cursor.close()
     record.info[RECORDS] = True
+    return has_sequences(str(found["version"]), in_cluster=in_cluster)

@@ -233,7 +233,8 @@ class SqlStore:
         statements, strategy = self._built or self._ready()
         if quota is not None:
             statements.completing.counts = True
-        if not self._prepared:
+        if not self._prepared or self.database.numbers.due:
+            self.database.numbers.due = False
             # The first two threads may both do this: the second time has no effect.
             self.database.run(prepare)
             # In a test the rows may be rolled back again.

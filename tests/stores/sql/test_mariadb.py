@@ -11,7 +11,7 @@ from typing import Any
 import pymysql
 import pytest
 from pymysql.constants import CLIENT
-from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, make_url, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from flask_idempotency.engine.capabilities import SeenRecord
@@ -202,6 +202,69 @@ def test_fences_rise_over_a_restart_and_lost_rows(start_mariadb: StartMariaDb, l
 
     assert SEEDED < first < second
     assert second + 9_000_000_000_000 < third
+
+
+def test_fences_rise_although_their_source_is_behind(open_real: Callable[..., SqlStore]) -> None:
+    """As where the clock was set back, or a backup has brought an older source than the row."""
+    stores = [open_real(), open_real()]
+    count_by_a_row(stores[1])
+    for store in stores:
+        key = a_key()
+        first = granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)).fence
+        with store.database.base.begin() as connection:
+            higher = "UPDATE idempotency_records SET fence = fence + 9000000000000, lease_expires_at = 1"
+            connection.execute(text(higher))
+        again = granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)).fence
+        assert first + 9_000_000_000_000 < again
+
+
+def test_fences_rise_over_a_stay_in_a_cluster(
+    open_real: Callable[..., SqlStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There they come from a row. The sequence stays behind, until the server has left and the store opens a connection."""
+    store = open_real()
+
+    def fence() -> int:
+        return granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
+
+    def numbered() -> int:
+        """How many numbers the sequence has given."""
+        return int(
+            scalar(store.database.base, "SELECT next_not_cached_value FROM idempotency_fence_numbers_number_seq")
+        )
+
+    fences, alone = [fence(), fence()], numbered()
+    with monkeypatch.context() as cluster:
+        cluster.setattr(mysql, "has_sequences", lambda version, *, in_cluster: False)
+        store.database.engine.dispose()
+        fences += [fence()]
+    assert alone == numbered()
+    store.database.engine.dispose()
+    fences += [fence(), fence(), fence()]
+
+    assert sorted(set(fences)) == fences
+    assert alone < numbered()
+
+
+def test_an_upgrade_makes_the_sequence_for_a_role_that_may_not(mariadb_server: MariaDbServer) -> None:
+    """As after a cluster was left: the tables are as new as this release, and the sequence is not there."""
+    with mariadb_server.database() as name:
+        url = mariadb_server.url(name)
+        owner = SqlStore(Database(url))
+        owner.schema.upgrade()
+        with owner.database.base.begin() as connection:
+            connection.execute(text("DROP SEQUENCE idempotency_fence_numbers_number_seq"))
+            connection.execute(text(f"CREATE USER {name[:30]} IDENTIFIED BY 'few'"))
+            connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.* TO {name[:30]}"))
+        worker = SqlStore(Database(make_url(url).set(username=name[:30], password="few")))
+        with pytest.raises(ConfigurationError, match="which `flask idempotency db upgrade` makes"):
+            worker.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+        assert ["created the sequence idempotency_fence_numbers_number_seq"] == owner.schema.upgrade()
+        assert [] == owner.schema.upgrade()
+        assert granted(worker.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+        worker.close()
+        owner.close()
 
 
 def test_a_connection_that_the_server_closed_is_replaced(open_real: Callable[..., SqlStore], database_url: str) -> None:

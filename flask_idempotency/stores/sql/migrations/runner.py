@@ -229,7 +229,7 @@ def _upgrade_engine(engine: Engine) -> list[str]:
     _check_dialect(engine.dialect.name)
     with engine.connect() as connection:
         # Most deployments change no table. Steps only add, so it takes no lock to see that.
-        if not _steps_for(connection):
+        if not (_steps_for(connection) or _lacks_sequence(connection)):
             return []
     with engine.connect() as connection:
         # A connect listener of the application may have begun a transaction, and there the mode cannot change.
@@ -256,12 +256,27 @@ def _upgrade(connection: Connection) -> list[str]:
                 for statement in _MYSQL_ROWS:
                     connection.exec_driver_sql(statement)
                 write_version(connection)
-                version = str(connection.exec_driver_sql("SELECT version()").scalar_one())
-                if has_sequences(version, in_cluster=is_in_cluster(connection.exec_driver_sql(IN_CLUSTER).first())):
-                    raise_sequence(connection)
             else:
                 connection.execute(_WRITE_VERSION, {"version": LATEST})
+        if _lacks_sequence(connection):
+            raise_sequence(connection)
+            return done or [f"created the sequence {schema.FENCES}"]
     return done
+
+
+def _lacks_sequence(connection: Connection) -> bool:
+    """Return True on a MariaDB without the sequence of fences, such as one that has left its Galera cluster."""
+    if kind_of(connection.dialect.name) != MYSQL:
+        return False
+    number = str(connection.exec_driver_sql("SELECT version()").scalar_one())
+    if not has_sequences(number, in_cluster=is_in_cluster(connection.exec_driver_sql(IN_CLUSTER).first())):
+        return False
+    return not connection.scalar(_SEQUENCES, {"name": schema.FENCES})
+
+
+_SEQUENCES: Final = text(
+    "SELECT count(*) FROM information_schema.tables WHERE table_schema = database() AND table_name = :name"
+)
 
 
 def _complete(connection: Connection, tables: Iterable[Table]) -> None:
