@@ -13,7 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
@@ -23,6 +23,7 @@ from flask_idempotency.engine.outbox import Message, OutboxNames, StoredMessage,
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.sql import errors, mysql
 from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.driver import DriverConnection
 from flask_idempotency.stores.sql.outbox import OutboxTable
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -95,6 +96,32 @@ def test_of_two_nodes_that_grant_a_key_one_is_refused_at_its_commit_and_looks_ag
     assert [CONFLICT] == met
     assert isinstance(grants[0], Grant)
     assert isinstance(outcome, InFlight)
+
+
+def test_a_commit_that_is_refused_on_the_drivers_own_cursor_is_decided_again(
+    stores: list[SqlStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above. A listener to statements, as there, lets them go through SQLAlchemy's `Connection`."""
+    here, there, _ = stores
+    key, grants, refused = a_key(), list[object](), list[int]()
+    send = DriverConnection.command
+
+    def command(connection: DriverConnection, sql: str) -> None:
+        if sql == "COMMIT" and not grants:
+            # Its own COMMIT is not refused.
+            grants.append(here)
+            grants.append(there.claim(a_request(key), token=a_token(), lease=LEASE))
+        try:
+            send(connection, sql)
+        except DBAPIError as error:
+            refused.append(errors.mysql_code(error))
+            raise
+
+    monkeypatch.setattr(DriverConnection, "command", command)
+
+    assert isinstance(here.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+    assert isinstance(grants[1], Grant)
+    assert [CONFLICT] == refused
 
 
 def test_two_nodes_never_give_one_fence_to_two_claims(stores: list[SqlStore]) -> None:
