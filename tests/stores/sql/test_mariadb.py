@@ -640,6 +640,26 @@ def test_a_response_that_is_too_large_for_a_statement_is_not_stored_in_part(star
         store.close()
 
 
+def test_a_response_that_was_locked_in_one_pass_is_removed_in_a_later_one(open_real: Callable[..., SqlStore]) -> None:
+    """Also if it had expired long before that pass, and others after it: a rotation locks rows while the janitor works."""
+    clock = FrozenClock()
+    store = open_real(clock=lambda: clock.now)
+    keys = [a_key(), a_key()]
+    for key, keep in zip(keys, (1, 400), strict=True):
+        token = a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.complete(key, token, PAYLOAD, keep=keep, remember=86_400)
+    clock.advance(500)
+    with store.database.base.connect() as holder:
+        holder.execute(
+            text("SELECT * FROM idempotency_records WHERE record_id = :rid FOR UPDATE"), {"rid": keys[0].rid}
+        )
+        assert [1, 0] == [store.expiry.sweep(horizon=clock.now, limit=25) for _ in range(2)]
+    clock.advance(300)
+
+    assert [1, 0] == [store.expiry.sweep(horizon=clock.now, limit=25) for _ in range(2)]
+
+
 def test_a_pass_over_responses_does_not_read_those_that_are_removed(open_real: Callable[..., SqlStore]) -> None:
     """PostgreSQL has an index without them. Here a pass begins a minute before the place that the last one has reached."""
     clock = FrozenClock()

@@ -92,6 +92,7 @@ NOT_ON_ALL: dict[Made, tuple[str, ...]] = {
     statements.next_fence: NOT_POSTGRESQL,
     statements.next_number: ONLY_MYSQL,
     statements.reconciling: ONLY_MYSQL,
+    janitor.first_response: ONLY_MYSQL,
     janitor.note_removed: ONLY_MYSQL,
     quota.insert_within: ONLY_POSTGRESQL,
     quota.reclaim_within: ONLY_POSTGRESQL,

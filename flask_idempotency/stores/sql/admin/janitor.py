@@ -205,7 +205,8 @@ class SqlExpiry(SqlCapability):
         """Remove a batch of responses, and note up to where none is left. MySQL has no index of those that are left alone."""
         found = self._rows(remove_responses, my_horizon=horizon, my_limit=limit)
         until = max(row.response_expires_at for row in found) if len(found) >= limit else horizon
-        self._change(note_removed, my_until=until)
+        (left,) = self._rows(first_response, my_horizon=horizon)
+        self._change(note_removed, my_until=until if left.first is None else min(until, left.first))
         return len(found)
 
 
@@ -213,8 +214,8 @@ REMOVED: Final = "responses_removed"
 """The row of `idempotency_meta` on MySQL with the time up to which responses were removed."""
 
 REMOVED_AGAIN: Final = 60_000_000
-"""A minute: a row that was locked when others of its time were removed is looked at for so long. After that its response
-goes with its record."""
+"""A minute: a response that a transaction stored when others of its time were removed already is looked at for so long. After
+that it goes with its record."""
 
 
 def note_removed(dialect: Dialect) -> Any:
@@ -234,20 +235,31 @@ def delete_expired(dialect: Dialect) -> Any:
 
 def remove_responses(dialect: Dialect) -> Any:
     """Remove a batch of expired responses, the earliest first, from records that are remembered for longer."""
-    horizon, kept = bigint("my_horizon"), sa.func.coalesce(_r.data_key_number, ONE) != ZERO
-    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), outlives_response())
-    expired = sa.and_(is_completed, kept, _r.response_expires_at <= horizon, _r.response_expires_at <= dialect.now)
+    expired, unnoted = _has_expired_response(dialect)
     first = sa.select(_r.record_id).where(expired).order_by(_r.response_expires_at).limit(integer("my_limit"))
     empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
     # As a record of an erased tenant: the release before refuses it, and never runs it again.
     gone = {"response": empty, "response_size": ZERO, "wrapping_key_id": word(""), "data_key_number": ZERO}
     shown: tuple[sa.ColumnElement[Any], ...] = ()
     if dialect.name == MYSQL:
-        # Not where the clock was set back since.
-        noted = sa.and_(meta.c.name == word(REMOVED), meta.c.value <= horizon)
-        since = sa.select(meta.c.value - sa.literal_column(str(REMOVED_AGAIN))).where(noted).scalar_subquery()
-        first, shown = first.where(_r.response_expires_at > sa.func.coalesce(since, ZERO)), (_r.response_expires_at,)
+        first, shown = first.where(unnoted), (_r.response_expires_at,)
     return of_chosen(dialect, first, lambda these: sa.update(records).where(these, expired).values(gone), *shown)
+
+
+def first_response(dialect: Dialect) -> sa.Select[Any]:
+    """MySQL: select when the first of the responses expired that a batch has left, such as one whose row was locked."""
+    return sa.select(sa.func.min(_r.response_expires_at).label("first")).where(*_has_expired_response(dialect))
+
+
+def _has_expired_response(dialect: Dialect) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    """Match the records whose response is to be removed, and those that may be such by what `note_removed` has noted."""
+    horizon, kept = bigint("my_horizon"), sa.func.coalesce(_r.data_key_number, ONE) != ZERO
+    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), outlives_response())
+    expired = sa.and_(is_completed, kept, _r.response_expires_at <= horizon, _r.response_expires_at <= dialect.now)
+    # Not where the clock was set back since.
+    noted = sa.and_(meta.c.name == word(REMOVED), meta.c.value <= horizon)
+    since = sa.select(meta.c.value - sa.literal_column(str(REMOVED_AGAIN))).where(noted).scalar_subquery()
+    return expired, _r.response_expires_at > sa.func.coalesce(since, ZERO)
 
 
 def has_overdue(dialect: Dialect) -> sa.Select[Any]:
