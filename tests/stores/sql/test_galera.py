@@ -47,12 +47,12 @@ def name(galera: GaleraCluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_at(name: str) -> Iterator[Callable[[GaleraNode | Balancer], SqlStore]]:
+def open_at(name: str) -> Iterator[Callable[..., SqlStore]]:
     """Opens stores whose connections lead to this node."""
     with ExitStack() as stores:
 
-        def open_one(node: GaleraNode | Balancer) -> SqlStore:
-            store = SqlStore(Database(node.url(name)))
+        def open_one(node: GaleraNode | Balancer, *, driver_cursor: bool = True) -> SqlStore:
+            store = SqlStore(Database(node.url(name), driver_cursor=driver_cursor))
             stores.callback(store.close)
             return store
 
@@ -257,13 +257,14 @@ def test_a_node_outside_the_majority_refuses_and_the_others_go_on(
     assert isinstance(stores[1].claim(a_request(known), token=a_token(), lease=LEASE), InFlight)
 
 
+@pytest.mark.parametrize("driver_cursor", [True, False])
 def test_a_connection_to_a_node_that_was_cut_off_is_replaced_by_one_to_the_next(
-    galera: GaleraCluster, open_at: Callable[[GaleraNode | Balancer], SqlStore]
+    galera: GaleraCluster, open_at: Callable[..., SqlStore], driver_cursor: bool
 ) -> None:
     """A balancer leaves connections open that lead to it, and they would be refused for ever."""
     with Balancer(galera.nodes) as balancer:
         balancer.turn_to(galera.nodes[1])
-        store = open_at(balancer)
+        store = open_at(balancer, driver_cursor=driver_cursor)
         granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
         galera.nodes[1].isolate()
         balancer.turn_to(galera.nodes[2])
