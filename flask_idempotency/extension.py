@@ -246,12 +246,17 @@ class AppState:
 
         return ConsumerServices.of(self.settings, self.built, self.loaders.operations, self.observers)
 
-    @cached_property
+    @property
     def due_tasks(self) -> Mapping[str, float]:
-        """Seconds between two runs of each task that should run. Ask when the application is complete."""
+        """Seconds between two runs of each task that should run. Remembered when requests come: it is complete then."""
         from flask_idempotency.web.janitor import due_tasks  # for a scrape and the console, and no request
 
-        return {} if self.app is None else due_tasks(self.app)
+        known: Mapping[str, float] | None = self.__dict__.get("_due_tasks")
+        if known is None:
+            known = {} if self.app is None else due_tasks(self.app)
+            if self.policies is not None and self.policies.in_use:
+                self.__dict__["_due_tasks"] = known
+        return known
 
     @property
     def engine(self) -> Engine | None:

@@ -363,10 +363,11 @@ def _ask(built: Services, outbox: Any, state: Any) -> Reading:
             ("unsettled_age_seconds", ("lapsed",), standing.lapsed_for or 0.0),
             ("unsettled_age_seconds", ("quarantined",), standing.quarantined_for or 0.0),
         ]
-    if built.tasks is not None and state.due_tasks:
-        late = late_tasks(last, state.due_tasks, heartbeat_interval=state.settings.heartbeat_interval)
+    due = {} if built.tasks is None else state.due_tasks
+    if due:
+        late = late_tasks(last, due, heartbeat_interval=state.settings.heartbeat_interval)
         read += [("task_age_seconds", (each.task,), inf) for each in late if each.ago is None]
-        read += [("task_interval_seconds", (task,), every) for task, every in state.due_tasks.items()]
+        read += [("task_interval_seconds", (task,), every) for task, every in due.items()]
     read += [("task_age_seconds", (task,), last[task].ago) for task in TASKS if task in last]
     skew_ms = last["heartbeat"].whole("skew_ms") if "heartbeat" in last else None
     return read if skew_ms is None else [*read, ("clock_skew_seconds", (), skew_ms / 1000)]

@@ -110,11 +110,18 @@ def due_tasks(app: Flask) -> dict[str, float]:
 
     Empty: none is expected, or its resolvers have a fault, which `doctor` reports.
     """
-    settings: Settings = app.extensions["idempotency"].settings
-    if settings.heartbeat_interval is None or is_process_local(settings):
+    state: Any = app.extensions["idempotency"]
+    settings: Settings = state.settings
+    if (
+        settings.heartbeat_interval is None
+        or is_process_local(settings)
+        or state.built is None
+        or state.policies is None
+    ):
         return {}
     try:
-        work = janitor_of(app).tasks
+        # No resolver runs here, so a missing one is nothing to warn of.
+        work = work_of(app, state.built, settings, state.loaders, state.policies, state.observers, warns=False)
     except ConfigurationError:
         return {}
     return {task: every for task, every in intervals(settings).items() if task in work and task != "heartbeat"}
@@ -135,22 +142,25 @@ def work_of(
     loaders: Callbacks,
     policies: Policies,
     observers: Callable[[Event], None],
+    *,
+    warns: bool = True,
 ) -> dict[Task, Work]:
-    """Return each task that this application and its store have work for."""
+    """Return each task that this application and its store have work for. `warns`: of resolvers that will not be called."""
     work: dict[Task, Work] = {}
     owner = owner_mark(settings.namespace)
     settler = settler_of(built, settings, observers)
     if built.recovery is not None and settler is not None:
         every = identities(settings)
+        # Fix no policy: the thread of an exporter asks while the application is still configured.
         leases = [
-            policies.resolve(endpoint, method).policy.lease
+            policies.look(endpoint, method).policy.lease
             for endpoint, method in policies.pairs()
             if endpoint in loaders.resolvers
         ]
         known = map(loaders.operations.get, loaders.resolvers)
         leases += [operation.policy.lease for operation in known if operation is not None]
         context = ResolverContext(
-            resolvers=callable_resolvers(app, loaders, policies),
+            resolvers=callable_resolvers(app, loaders, policies, warns=warns),
             policy_of=partial(policy_of, policies, loaders.operations),
             settler=settler,
             downstream=partial(downstream_key, every, settings.namespace),
@@ -275,7 +285,7 @@ def is_known(app: Flask, operations: Operations, about: RequestInfo) -> bool:
 
 
 def callable_resolvers(
-    app: Flask, loaders: Callbacks, policies: Policies
+    app: Flask, loaders: Callbacks, policies: Policies, *, warns: bool = True
 ) -> Mapping[str, Callable[[UnknownOutcome], Resolution]]:
     """Return resolvers by operation that run in an application context and return a `StoredResponse` in `Happened`.
 
@@ -284,7 +294,7 @@ def callable_resolvers(
     """
     resolvers, operations = loaders.resolvers, loaders.operations
     elsewhere = unknown_consumers(app, loaders)
-    for name in elsewhere:
+    for name in elsewhere if warns else ():
         _log.warning(
             "resolver(%r): this process has no such inbox or task, so it resolves none of its keys. Import the module that "
             "makes it where the janitor runs.",

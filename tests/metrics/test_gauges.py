@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask
+from flask import Blueprint, Flask
 from prometheus_client import CollectorRegistry
 
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry
+from flask_idempotency.engine.recovery import StillUnknown
 from flask_idempotency.metrics import REMEMBERED_SECONDS, Gauges, gauges_of, watch
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -263,3 +264,42 @@ def test_a_disabled_application_has_no_gauges() -> None:
     Idempotency(app, enabled=False, secret="s-9f2c47d1e8b35a60")
 
     assert {} == read(gauges_of(app))
+
+
+def test_a_scrape_fixes_nothing_of_an_application_that_is_still_configured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of metrics, and the thread of an exporter, run from the first line of the start on."""
+    app, pay = Flask("shop"), Blueprint("pay", __name__)
+    app.config.update(TESTING=True, IDEMPOTENCY_STORE=f"sqlite:///{tmp_path}/s.db", IDEMPOTENCY_NAMESPACE="shop")
+    idempotency = Idempotency(app, secret="s-9f2c47d1e8b35a60")
+    app.extensions["idempotency"].built.schema.upgrade()
+    pay.post("/", endpoint="now")(lambda: "paid")
+    idempotency.resolver("later")(lambda unknown: StillUnknown())
+    idempotency.resolver("inbox:orders")(lambda unknown: StillUnknown())
+    caplog.clear()
+
+    assert not [name for name in read(gauges_of(app)) if name[0] == "task_interval_seconds"]
+    app.register_blueprint(pay)
+    app.post("/later", endpoint="later")(lambda: "paid")
+    read(gauges_of(app))
+    idempotency.configure(pay, required=True)
+
+    assert app.test_client().post("/").status_code == 400
+    assert ("task_interval_seconds", "reap") in read(gauges_of(app))
+    assert [message for message in caplog.messages if "resolver" in message] == []
+
+
+def test_a_scrape_fixes_no_policy_of_an_endpoint_with_a_resolver(tmp_path: Path) -> None:
+    app, pay = Flask("shop"), Blueprint("pay", __name__)
+    app.config.update(TESTING=True, IDEMPOTENCY_STORE=f"sqlite:///{tmp_path}/s.db", IDEMPOTENCY_NAMESPACE="shop")
+    idempotency = Idempotency(app, secret="s-9f2c47d1e8b35a60")
+    app.extensions["idempotency"].built.schema.upgrade()
+    pay.post("/", endpoint="now")(lambda: "paid")
+    app.register_blueprint(pay)
+    idempotency.resolver("pay.now")(lambda unknown: StillUnknown())
+
+    read(gauges_of(app))
+    idempotency.configure(pay, required=True)
+
+    assert app.test_client().post("/").status_code == 400
