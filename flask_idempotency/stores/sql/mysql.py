@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
@@ -78,6 +79,10 @@ def faults(settings: Mapping[Any, Any]) -> Iterator[str]:
 
 def is_in_cluster(found: Sequence[Any] | None) -> bool:
     """Return True if the server is a node of a Galera cluster. Pass the row of `IN_CLUSTER`."""
+    return _is_on(found)
+
+
+def _is_on(found: Sequence[Any] | None) -> bool:
     return found is not None and str(found[1]).upper() == "ON"
 
 
@@ -128,6 +133,37 @@ def in_turn(connection: Connection) -> Iterator[bool]:
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({_TURN})")
 
 
+_SNAPSHOT: Final = "flask_idempotency_snapshot"
+"""The entry of a connection's `info`: whether its transactions refuse to write to rows that changed since they began."""
+
+_SNAPSHOT_ISOLATION: Final = "innodb_snapshot_isolation"
+_KEEPS_SNAPSHOT: Final = f"SHOW VARIABLES LIKE '{_SNAPSHOT_ISOLATION}'"
+
+
+@contextmanager
+def beside_snapshot(connection: Connection) -> Iterator[None]:
+    """On a connection of the application's, let the statements inside write to rows that are newer than its snapshot.
+
+    A claim is, and so is each renewal of its lease. From 11.6.2 on, MariaDB refuses that by default at REPEATABLE READ. The
+    token that each of our writes compares makes it safe; the application's own writes keep the protection.
+    """
+    if kind_of(connection.dialect.name) != MYSQL:
+        yield
+        return
+    if _SNAPSHOT not in connection.info:
+        connection.info[_SNAPSHOT] = _is_on(connection.exec_driver_sql(_KEEPS_SNAPSHOT).first())
+    if not connection.info[_SNAPSHOT]:
+        yield
+        return
+    connection.exec_driver_sql(f"SET SESSION {_SNAPSHOT_ISOLATION} = OFF")
+    try:
+        yield
+    finally:
+        # It fails only with the connection.
+        with suppress(SQLAlchemyError):
+            connection.exec_driver_sql(f"SET SESSION {_SNAPSHOT_ISOLATION} = ON")
+
+
 def prepare_connection(connection: Any, record: Any) -> bool:
     """Set up a new connection for records, and return `has_sequences`. Raise `ConfigurationError` if its server cannot keep
     claims.
@@ -158,6 +194,10 @@ def prepare_connection(connection: Any, record: Any) -> bool:
         # second grant; this prevents wrong refusals, and writes that change no row and so are not voted on.
         cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    cursor.execute(_KEEPS_SNAPSHOT)
+    if _is_on(cursor.fetchone()):
+        # Otherwise an update of several rows waits for each locked one that it meets on its way.
+        cursor.execute(f"SET SESSION {_SNAPSHOT_ISOLATION} = OFF")
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
     cursor.close()
     record.info[RECORDS] = True

@@ -32,6 +32,7 @@ from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import forbidden, lacks_grants
 from flask_idempotency.stores.sql.journals import parameters_of
+from flask_idempotency.stores.sql.mysql import beside_snapshot
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
@@ -133,7 +134,7 @@ class SessionTransactions:
             self.renew_snapshot()
             return None
         if kind_of(connection.dialect.name) == MYSQL:
-            # Its writes and locking reads see what was committed since its snapshot.
+            # Our writes and locking reads see what was committed since its snapshot: see `beside_snapshot`.
             return None
         return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
 
@@ -246,7 +247,7 @@ class SessionTransactions:
             (parameters_of(key, token, fence=fence, writing=each, lease=lease, now=now), each)
             for key, fence, each in zip(keys, fences, writes, strict=True)
         ]
-        with without_logging(connection):
+        with without_logging(connection), beside_snapshot(connection):
             ours = self._named(connection)
             for parameters, writing in given:
                 writer.refuse_without_keys(ours, parameters, writing.enter)
@@ -399,9 +400,10 @@ class SessionTransactions:
         parameters = self._store.parameters(key, token, **answer_of(key, payload, keep, remember))
         driver = self._store.database.driver
         if driver is not None and is_plain(connection):
-            found = self._write(SessionCursor(driver, connection), parameters, tells=tells, checked=checked)
+            with beside_snapshot(connection):
+                found = self._write(SessionCursor(driver, connection), parameters, tells=tells, checked=checked)
         else:
-            with without_logging(connection):
+            with without_logging(connection), beside_snapshot(connection):
                 if isinstance(connection.get_transaction(), TwoPhaseTransaction):
                     # PostgreSQL prepares no transaction that has sent a notification.
                     self._named(connection).execute(self._store.statements.end_wait_silently, parameters)
@@ -426,7 +428,7 @@ class SessionTransactions:
         """Raise `DataKeyMissing` if a record may not be completed with its payload, before any is completed."""
         for key, payload in zip(keys, payloads, strict=True):
             parameters = self._store.parameters(key, token, **facts_of(payload, "my"))
-            with without_logging(connection):
+            with without_logging(connection), beside_snapshot(connection):
                 self._store.statements.completing.refuse_without_key(self._named(connection), parameters)
 
     def _is_ours(self, connection: SessionConnection, parameters: dict[str, Any]) -> bool:
@@ -442,7 +444,7 @@ class SessionTransactions:
     def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raise `LeaseLost` if the token may no longer mark it."""
         parameters = self._store.parameters(key, token)
-        with without_logging(connection):
+        with without_logging(connection), beside_snapshot(connection):
             ours = self._named(connection)
             try:
                 if ours.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
