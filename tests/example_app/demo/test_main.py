@@ -120,8 +120,8 @@ def test_serves_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=DEMO_SECONDS)
 
-    assert (0, "\ndemo: ended\n") == (process.returncode, errors)
     assert_every_promise_was_kept("".join(heard))
+    assert (0, "\ndemo: ended\n") == (process.returncode, errors)
     assert [] == list(tmp_path.iterdir())
     assert 200 == overview.status_code
     assert "Outcomes over time" in overview.text
