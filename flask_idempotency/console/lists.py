@@ -63,12 +63,11 @@ def find(visit: Visit) -> Page:
 
     def do(fields: Mapping[str, str]) -> Page:
         named = {name: line_of(fields, name) or None for name in ("tenant", "principal", "endpoint")}
-        cases = list[Case]()
-        if visit.tenants is None or named["tenant"] in visit.tenants:
-            try:
-                cases = uses_of(key, **named)
-            except Refused as refused:
-                raise Invalid(str(refused)) from None
+        try:
+            cases = uses_of(key, **named)
+        except Refused as refused:
+            raise Invalid(str(refused)) from None
+        # Of another tenant, or one that the operator may not see, there is no record.
         seen = [case.first for case in cases if visit.sees(case.first, operator.show_of(case.first)) is not None]
         uses = [(found.record.info.operation, records.handle_of(found.key)) for found in seen]
         if not uses:

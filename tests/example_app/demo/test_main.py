@@ -70,7 +70,7 @@ def test_tour_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
 
 def assert_every_promise_was_kept(output: str) -> None:
     found = findings(output)
-    assert len(found) > 15
+    assert len(found) > 15, output
     assert {"ok"} == set(found.values()), output
 
 
