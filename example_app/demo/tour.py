@@ -147,7 +147,12 @@ def encrypted_at_rest(shop: Shop) -> Seen:
 def erased(shop: Shop) -> Seen:
     """Dave's company leaves. The operator runs `flask idempotency purge --shred`, which destroys its data key. Its stored
     responses are unreadable now, and its keys do not run again."""
-    shop.run("idempotency", "purge", "--tenant", "initech", "--shred", "--reason", "they have left", "--yes")
+    purge = ("idempotency", "purge", "--tenant", "initech", "--shred", "--reason", "they have left", "--yes")
+    try:
+        shop.run(*purge)
+    except RuntimeError:
+        # On a busy machine the replay cache may not answer in its 50 ms. The command says so, and to repeat it.
+        shop.run(*purge)
     daves, alices = shop.pay("trial-0", PAYMENT, bearer="tok_dave"), shop.pay(FIRST_KEY, PAYMENT)
     return seen(
         [daves, alices],
