@@ -211,7 +211,7 @@ def judge_shops(
 def test_rows_that_another_node_has_changed_first_are_not_committed_and_the_retry_pays(
     galera: GaleraCluster, lines: list[Balancer], books: Books, name: str, serve_once: Serve, ledger: Ledger
 ) -> None:
-    """The view is not run again in its own request: its client is told to try again, and the key is free at once."""
+    """The view is not run again in its own request: its client gets 503 and may try again, and the key is free at once."""
     (shop,) = shops_of(serve_once, lines[:1], name, app=APPLICATION)
     purchase, engine = Purchase(), create_engine(galera.nodes[1].url(name))
 

@@ -88,7 +88,7 @@ TABLE: Final = (
     ),
     Advice(
         OPERATOR,
-        "Redis is empty, and nobody knows why",
+        "Redis is empty, and the cause is unknown",
         "If it held keys before, it was emptied: {}. {} Only if this Redis is new: `flask idempotency redis init`.",
     ),
     Advice(
@@ -636,7 +636,7 @@ TABLE: Final = (
     ),
     Advice(
         POLICY,
-        "nobody finds out what happened but an operator",
+        "only an operator can find out what happened",
         "Register @idempotency.resolver(…) that finds out what happened, or be ready for `flask idempotency resolve`; or "
         'declare effects="deduplicated" or "transactional", of the view or of its plain steps, where that is true.',
     ),

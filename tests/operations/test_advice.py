@@ -109,7 +109,7 @@ class Shop:
 def broken(
     before: Mapping[str, Any], after: Mapping[str, Any], *, names: tuple[str, str] = ("shop", "shop")
 ) -> list[str]:
-    """Return which promises do not hold if a shop with requests of each kind is deployed anew with other settings.
+    """Return which promises do not hold if a shop with requests of each kind is deployed again with other settings.
 
     By README's table: under plain and marked effects, each charge happens at most once, whatever its worker did.
     """
