@@ -95,9 +95,10 @@ def make_client(url: str) -> Any:
     return _from_url(url, setting="IDEMPOTENCY_STORE", times=times)
 
 
-def make_cache_client(url: str) -> Any:
-    """Make a client like `make_client`, with the short time-outs of a cache."""
-    times = {"socket_connect_timeout": CACHE_SECONDS, "socket_timeout": CACHE_SECONDS}
+def make_cache_client(url: str, *, patient: bool = False) -> Any:
+    """Make a client of a cache like `make_client`: with the short time-outs of a cache, or `patient` as with a store."""
+    connect, reply = (CONNECT_SECONDS, REPLY_SECONDS) if patient else (CACHE_SECONDS, CACHE_SECONDS)
+    times = {"socket_connect_timeout": connect, "socket_timeout": reply}
     return _from_url(url, setting="IDEMPOTENCY_REDIS_URL", times=times)
 
 

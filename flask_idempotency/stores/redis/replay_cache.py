@@ -19,7 +19,7 @@ from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, connection_for, make_cache_client
-from flask_idempotency.stores.redis.connection import words
+from flask_idempotency.stores.redis.connection import RETRIES, words
 from flask_idempotency.stores.redis.encoding import decode, encode
 from flask_idempotency.stores.redis.executor import Scan, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
@@ -111,34 +111,78 @@ _NO_RESPONSE = _ENDLESS * 2 + bytes(_INVALIDATED_BYTES - _FENCE_BYTES)
 """An entry without a response, up to its fence."""
 
 
+class _Way:
+    """One way to Redis: a client with its time-outs, and a breaker that skips Redis for a while after a failure."""
+
+    def __init__(self, client: Any, breaker: CircuitBreaker, *, owned: bool, retries: int, clock: Clock) -> None:
+        self.client = client
+        self.errors = Errors(client)
+        self._failures: tuple[type[Exception], ...] = (*self.errors.unavailable, StoreUnavailable)
+        self._connection = connection_for(client, owned=owned, retries=retries)
+        self._breaker = breaker
+        self._clock = clock
+        self.scan = Scan(ScriptExecutor(client, owned=owned, clock=clock))
+
+    def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of this call, or None if Redis does not answer or the breaker skips it."""
+        turn = self._breaker.turn()
+        if turn is None:
+            return None
+        try:
+            result = call(self, *arguments)
+        except self._failures as error:
+            # Leave out the error's text: it may quote the command, and so the key.
+            self._breaker.failed(turn, cause_of(error))
+            return None
+        self._breaker.succeeded(turn)
+        return result
+
+    def run(self, script: Script, names: Sequence[bytes], *arguments: bytes | int) -> Any:
+        now = self._clock()
+        rest = words((len(names), *names, b"" if now is None else round(now * 1_000_000), *arguments))
+        try:
+            return self._connection("EVALSHA", script.sha, *rest)
+        except self.errors.no_script:
+            return self._connection("EVAL", script.text, *rest)
+
+
 class RedisReplayCache:
     """A `ReplayCache` in Redis or Valkey, with any eviction policy, with or without persistence.
 
-    `server` is a URL, or your client of redis-py or valkey-py. With a URL, the cache waits for tens of milliseconds and
-    tries once; it uses your client as it is. After a failure it skips Redis for a while.
+    `server` is a URL, or your client of redis-py or valkey-py. With a URL, a request waits for tens of milliseconds and
+    tries once. `invalidate` and `erase` wait as long as a store does and try again, because an operator, and not a request,
+    waits for them. The cache uses your client as it is. After a failure it skips Redis for a while.
     """
 
     def __init__(
         self, server: Any, *, clock: Clock = store_time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock = clock
         self._owned = isinstance(server, str)
-        self._client = make_cache_client(server) if isinstance(server, str) else server
-        self._errors = Errors(self._client)
-        self._failures: tuple[type[Exception], ...] = (*self._errors.unavailable, StoreUnavailable)
-        self._connection = connection_for(self._client, owned=self._owned, retries=0)
-        self._breaker = CircuitBreaker("The Redis that caches responses", monotonic=monotonic)
+        # Both connect when they are first used.
+        self._requests, self._operators = (
+            _Way(
+                make_cache_client(server, patient=retries > 0) if self._owned else server,
+                CircuitBreaker(name, monotonic=monotonic),
+                owned=self._owned,
+                retries=retries,
+                clock=clock,
+            )
+            for name, retries in (
+                ("The Redis that caches responses", 0),
+                ("The Redis that caches responses, asked by an operator,", RETRIES),
+            )
+        )
         self._refusing = False
-        self._scan = Scan(ScriptExecutor(self._client, owned=self._owned, clock=clock))
 
     def close(self) -> None:
-        """Close the connections if the cache made the client from a URL. Your own client stays open."""
+        """Close the connections if the cache made the clients from a URL. Your own client stays open."""
         if self._owned:
-            self._client.close()
+            self._requests.client.close()
+            self._operators.client.close()
 
     def get(self, key: StorageKey) -> Record | Missed:
         names = layout.cached_response(key), layout.cache_erasure(key.tid)
-        match self._guarded(self._look, names):
+        match self._requests.guarded(self._look, names):
             case [int(now)]:
                 return Missed(at=now)
             case [int(now), int(), bytes(sealed)] if len(sealed) == _INVALIDATED_BYTES:
@@ -149,7 +193,7 @@ class RedisReplayCache:
                 except CorruptRecord as error:
                     # In a store, corruption is never absence. In a cache it is: the system of record still decides.
                     _log.error("Dropped a cached response in Redis: %s", error)
-                    self._guarded(self._drop, names)
+                    self._requests.guarded(self._drop, names)
                     return Missed(at=now)
             case _:
                 return Missed()
@@ -162,77 +206,55 @@ class RedisReplayCache:
             return
         if len(sealed) <= LARGEST_BYTES:
             names = layout.cached_response(key), layout.cache_erasure(key.tid)
-            self._guarded(self._keep, names, missed_at, left, sealed)
+            self._requests.guarded(self._keep, names, missed_at, left, sealed)
 
     def forget(self, key: StorageKey) -> None:
         # The script keeps the entry of an invalidated response, and the fence of any other: a response of an earlier claim
         # may still be on its way here.
-        self._guarded(self._drop, (layout.cached_response(key), layout.cache_erasure(key.tid)), _NO_RESPONSE)
+        self._requests.guarded(self._drop, (layout.cached_response(key), layout.cache_erasure(key.tid)), _NO_RESPONSE)
 
     def invalidate(self, key: StorageKey, *, fence: int) -> bool:
-        return bool(self._guarded(self._invalidate, layout.cached_response(key), fence))
+        return bool(self._operators.guarded(self._invalidate, layout.cached_response(key), fence))
 
     def erase(self, tid: bytes) -> bool:
-        return bool(self._guarded(self._erase, tid))
+        return bool(self._operators.guarded(self._erase, tid))
 
-    def _invalidate(self, name: bytes, fence: int) -> bool:
+    def _invalidate(self, way: _Way, name: bytes, fence: int) -> bool:
         try:
-            self._run(scripts.CACHE_INVALIDATE, (name,), _invalidated(fence), REMEMBERED_MS)
-        except self._errors.refused:
+            way.run(scripts.CACHE_INVALIDATE, (name,), _invalidated(fence), REMEMBERED_MS)
+        except way.errors.refused:
             return False
         return True
 
-    def _erase(self, tid: bytes) -> bool:
-        self._run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
+    def _erase(self, way: _Way, tid: bytes) -> bool:
+        way.run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
         # Delete the responses too: they must not stay until they expire, and Redis may evict the note of the erasure.
-        for names in self._scan.all(layout.cached_responses_of(tid)):
+        for names in way.scan.all(layout.cached_responses_of(tid)):
             if names:
-                self._run(scripts.CACHE_DELETE_TENANT, names, tid)
+                way.run(scripts.CACHE_DELETE_TENANT, names, tid)
         return True
 
-    def _look(self, names: Sequence[bytes]) -> Any:
+    def _look(self, way: _Way, names: Sequence[bytes]) -> Any:
         try:
-            return self._run(scripts.CACHE_GET, names)
-        except self._errors.refused as error:
+            return way.run(scripts.CACHE_GET, names)
+        except way.errors.refused as error:
             if "WRONGTYPE" not in str(error):
                 raise
             _log.error("Dropped a key of another type in the place of a cached response in Redis")
-            return self._drop(names)
+            return self._drop(way, names)
 
-    def _keep(self, names: Sequence[bytes], *arguments: bytes | int) -> None:
+    def _keep(self, way: _Way, names: Sequence[bytes], *arguments: bytes | int) -> None:
         try:
-            self._run(scripts.CACHE_PUT, names, *arguments)
+            way.run(scripts.CACHE_PUT, names, *arguments)
             self._refusing = False
-        except self._errors.refused as error:
+        except way.errors.refused as error:
             # Redis is full, or a replica, or its ACL refuses writes. It still answers, so the cache still reads from it.
             if not self._refusing:
                 self._refusing = True
                 _log.warning("The Redis that caches responses refuses writes (%s)", cause_of(error))
 
-    def _drop(self, names: Sequence[bytes], beginning: bytes = b"") -> None:
-        self._run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES, beginning)
-
-    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of this call, or None if Redis does not answer or the breaker skips it."""
-        turn = self._breaker.turn()
-        if turn is None:
-            return None
-        try:
-            result = call(*arguments)
-        except self._failures as error:
-            # Leave out the error's text: it may quote the command, and so the key.
-            self._breaker.failed(turn, cause_of(error))
-            return None
-        self._breaker.succeeded(turn)
-        return result
-
-    def _run(self, script: Script, names: Sequence[bytes], *arguments: bytes | int) -> Any:
-        now = self._clock()
-        rest = words((len(names), *names, b"" if now is None else round(now * 1_000_000), *arguments))
-        try:
-            return self._connection("EVALSHA", script.sha, *rest)
-        except self._errors.no_script:
-            return self._connection("EVAL", script.text, *rest)
+    def _drop(self, way: _Way, names: Sequence[bytes], beginning: bytes = b"") -> None:
+        way.run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES, beginning)
 
 
 def _sealed(key: StorageKey, record: Record) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, RequestInfo, State
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.client import CACHE_SECONDS, make_cache_client
+from flask_idempotency.stores.redis.client import CACHE_SECONDS, make_cache_client, make_client
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES
 from flask_idempotency.stores.redis.replay_cache import (
     FIRST_PAUSE_SECONDS,
@@ -214,6 +215,36 @@ def test_the_cache_has_short_timeouts_and_no_retry() -> None:
     assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CACHE_SECONDS, CACHE_SECONDS)
     assert options["retry"].get_retries() == 0
     assert CACHE_SECONDS <= 0.05
+
+
+def test_an_operator_waits_for_the_cache_as_for_a_store() -> None:
+    """A purge of personal data must not fail because a busy server needs a tenth of a second."""
+    with make_cache_client("redis://127.0.0.1:1/0", patient=True) as client:
+        options = client.connection_pool.connection_kwargs
+
+    with make_client("redis://127.0.0.1:1/0") as store:
+        waits = store.connection_pool.connection_kwargs
+    for time in ("socket_connect_timeout", "socket_timeout"):
+        assert options[time] == waits[time] >= 1.0
+
+
+@pytest.mark.parametrize("call", ("erase", "invalidate"))
+def test_an_operators_call_is_repeated_and_has_a_breaker_of_its_own(
+    redis_server: RedisServer, clock: FrozenClock, call: str
+) -> None:
+    with TcpProxy(redis_server.port) as proxy:
+        cache = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock, monotonic=lambda: 0.0)
+        key = filled(cache, completed(clock))
+        proxy.lose_reply()
+        assert cache.get(key) == Missed()  # The breaker of requests skips the cache from now on, at this time.
+        proxy.lose_reply()
+
+        assert cache.erase(key.tid) if call == "erase" else cache.invalidate(key, fence=1 << 40)
+        assert cache.get(key) == Missed()
+        cache.close()
+
+    with closing(RedisReplayCache(redis_server.url + PATIENT, clock=clock)) as beside:
+        assert isinstance(beside.get(key), Missed)
 
 
 def test_the_url_may_set_longer_timeouts() -> None:
