@@ -445,7 +445,7 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
         path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
     )
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         (found,) = connection.execute("PRAGMA user_version").fetchone()
@@ -471,6 +471,19 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
         connection.close()
         raise
     return place, connection, secret
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Set the mode of the file. While another process sets it, SQLite refuses without waiting: try for `BUSY_SECONDS`."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _secret_beside(path: str) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import multiprocessing
 import os
 import sqlite3
@@ -10,6 +12,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -339,6 +342,33 @@ def test_threads_get_one_key(path: Path) -> None:
 
     assert len(keys) == 8
     assert len(set(keys)) == 1
+
+
+@pytest.mark.parametrize(("seconds", "opens"), ((0.0, True), (module.BUSY_SECONDS, False)))
+def test_a_file_whose_mode_another_process_sets_is_opened_a_little_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, opens: bool
+) -> None:
+    """SQLite does not wait there: a program that starts beside another one would fail. In the end it must."""
+    clock, connect = itertools.count(step=seconds + 1), sqlite3.connect
+
+    class Busy(sqlite3.Connection):
+        refusals = 3
+
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+            if "journal_mode" in sql and self.refusals:
+                self.refusals -= 1
+                raise sqlite3.OperationalError("database is locked")
+            return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(connect, factory=Busy))
+    time = SimpleNamespace(sleep=lambda _: None, monotonic=clock.__next__, time=lambda: 1.0)
+    monkeypatch.setattr(module, "time", time)
+
+    if opens:
+        Ledger(path).close()
+    else:
+        with pytest.raises(LedgerError, match="locked"):
+            Ledger(path)
 
 
 def open_and_take(path: str, rounds: int, answers: multiprocessing.Queue[list[str]]) -> None:
