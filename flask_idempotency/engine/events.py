@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, TypeAlias
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from flask_idempotency.engine.activity import UNREMARKABLE
 from flask_idempotency.engine.values import valueclass
@@ -74,12 +75,10 @@ _log = logging.getLogger("flask_idempotency")
 class Event:
     """An event of one key. `record` is a short keyed hash: it tells two keys apart and leads back to neither."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO,)
+    LEVELS: ClassVar[tuple[int, ...]] = (INFO,)
     """Every level at which the log may write this event, lowest first."""
-
     SENTENCE: ClassVar[str]
     """The first words of its log line. They never vary, so that you can count lines by them."""
-
     NAME: ClassVar[str] = ""
     """Its name in signals and logs, if the class cannot have it: an exception has that name already."""
 
@@ -91,180 +90,154 @@ class Event:
         return self.LEVELS[0]
 
 
-@valueclass(frozen=True, slots=True)
+EventT = TypeVar("EventT", bound=Event)
+
+
+@dataclass_transform(frozen_default=True)
+def _event(sentence: str, *levels: int, name: str = "") -> Callable[[type[EventT]], type[EventT]]:
+    """Make a value class of an event, with its `SENTENCE`, its `LEVELS` (of none, INFO) and its `NAME`."""
+
+    def made(cls: type[EventT]) -> type[EventT]:
+        kind = valueclass(frozen=True, slots=True)(cls)
+        kind.SENTENCE, kind.LEVELS, kind.NAME = sentence, levels or Event.LEVELS, name
+        return kind
+
+    return made
+
+
+@_event("A request claimed its key.", DEBUG, INFO)
 class ClaimGranted(Event):
     """A request claimed its key and will run. `attempt` above 1: it took over from a worker whose lease expired."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.INFO)
-    SENTENCE: ClassVar[str] = "A request claimed its key."
 
     fence: int
     attempt: int
 
     def level(self) -> int:
-        return logging.INFO if self.attempt > 1 else logging.DEBUG
+        return INFO if self.attempt > 1 else DEBUG
 
 
-@valueclass(frozen=True, slots=True)
+@_event("The client got the stored response again.")
 class ReplayServed(Event):
     """The client got the stored response again. `kept` is False if the store had only its tombstone."""
-
-    SENTENCE: ClassVar[str] = "The client got the stored response again."
 
     status: int
     kept: bool
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A retry was refused: the first request is still running.")
 class ConflictRefused(Event):
     """The same request was still running. `waited` is how many seconds the retry waited for it."""
-
-    SENTENCE: ClassVar[str] = "A retry was refused: the first request is still running."
 
     waited: float
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A request was refused: its key belongs to another request.")
 class MismatchRefused(Event):
     """The client used the key of another request."""
 
-    SENTENCE: ClassVar[str] = "A request was refused: its key belongs to another request."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("A retry was refused: the outcome of the first request is unknown.")
 class UnknownRefused(Event):
     """A retry met a quarantined record. `reason` is the code in the record."""
-
-    SENTENCE: ClassVar[str] = "A retry was refused: the outcome of the first request is unknown."
 
     reason: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A request was refused: its tenant has reached a limit.")
 class QuotaRefused(Event):
     """The tenant has reached a limit. `limit` is `records`, `bytes`, `in-flight` or `new-keys`."""
-
-    SENTENCE: ClassVar[str] = "A request was refused: its tenant has reached a limit."
 
     limit: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A retry was refused: the response was erased.")
 class ErasedRefused(Event):
     """A retry met a response that was erased with its tenant's data key. The retry was refused and did not run."""
 
-    SENTENCE: ClassVar[str] = "A retry was refused: the response was erased."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("A request was refused: its key was voided.")
 class VoidedRefused(Event):
     """A request came with a key that was voided before. It was refused and did not run."""
 
-    SENTENCE: ClassVar[str] = "A request was refused: its key was voided."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("A key was voided: no request runs under it.")
 class KeyVoided(Event):
     """A client or an operator voided this key: no request runs under it.
 
     `actor` is `client`, or the operator as named to the command; `reason` is their text.
     """
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO,)
-    SENTENCE: ClassVar[str] = "A key was voided: no request runs under it."
-
     actor: str
     reason: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A retry was refused: its response is no longer kept, and its key is remembered.")
 class ExpiredRefused(Event):
     """A retry came after `keep`, and before the end of `remember`. The retry was refused and did not run."""
 
-    SENTENCE: ClassVar[str] = "A retry was refused: its response is no longer kept, and its key is remembered."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("A request was refused: the store may have lost its record.")
 class RefusedAfterDataLoss(Event):
     """The store does not know this key and has lost data, so the request was refused. `loss` is a `DataLoss` value."""
 
-    SENTENCE: ClassVar[str] = "A request was refused: the store may have lost its record."
-
     loss: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event(
+    "The store may have lost records, and new keys get 503. Find out why (`flask idempotency redis status`), then run "
+    "`flask idempotency redis ack`: requests whose records were lost may run a second time.",
+    ERROR,
+)
 class DataLossDetected(Event):
     """A request or the janitor was the first to find that the store lost data. `loss` is a `DataLoss` value."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = (
-        "The store may have lost records, and new keys get 503. Find out why (`flask idempotency redis status`), then run "
-        "`flask idempotency redis ack`: requests whose records were lost may run a second time."
-    )
-
     loss: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A worker restored its claim, which the store had lost.", WARNING)
 class ClaimRestored(Event):
     """A worker restored its claim, which the store had lost."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A worker restored its claim, which the store had lost."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("The store saved a response.")
 class Completed(Event):
     """The store saved a response. `kept` is False for a tombstone; `byte_size` is the size of what the store got."""
-
-    SENTENCE: ClassVar[str] = "The store saved a response."
 
     status: int
     kept: bool
     byte_size: int
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A key was released: the next request may run.")
 class Released(Event):
     """The next request with this key may run. `reason` is a short code such as `status-503`."""
 
-    SENTENCE: ClassVar[str] = "A key was released: the next request may run."
-
     reason: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A key is quarantined: the outcome of its request is unknown.", WARNING)
 class Quarantined(Event):
     """The worker does not know the outcome. The key does not run again until you or a resolver resolve it."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A key is quarantined: the outcome of its request is unknown."
-
     reason: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A request is paused: the next retry resumes it.")
 class Paused(Event):
     """A request with recorded steps ended without a response to keep. The next retry resumes it.
 
     `reason` is a short code such as `status-503`.
     """
 
-    SENTENCE: ClassVar[str] = "A request is paused: the next retry resumes it."
-
     reason: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A step has finished.", DEBUG)
 class StepFinished(Event):
     """A step has finished, and the store has its result. `item` is a keyed hash, empty if there is none.
 
     `seconds` is how long its function ran, and `byte_size` the size of its result.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG,)
-    SENTENCE: ClassVar[str] = "A step has finished."
 
     step: str
     effects: str
@@ -273,82 +246,63 @@ class StepFinished(Event):
     byte_size: int
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A retry passed a finished step.", DEBUG)
 class StepRecalled(Event):
     """A retry passed a step that had finished before. Its function did not run."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG,)
-    SENTENCE: ClassVar[str] = "A retry passed a finished step."
-
     step: str
     effects: str
     item: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A step failed: it may run again.")
 class StepFailed(Event):
     """The function of a step raised, and the step may run again. `error` is the class name of the exception."""
 
-    SENTENCE: ClassVar[str] = "A step failed: it may run again."
-
     step: str
     effects: str
     item: str
     error: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A step is in doubt: it is unknown whether it happened.", WARNING, name="step-in-doubt")
 class StepDoubtful(Event):
     """A plain step has begun, and it is unknown whether it happened. `error` is the class name of the exception."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A step is in doubt: it is unknown whether it happened."
-    NAME: ClassVar[str] = "step-in-doubt"
-
     step: str
     effects: str
     item: str
     error: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("The result of a step cannot be stored: the request cannot be resumed past it.", ERROR)
 class StepResultNotKept(Event):
     """A step has finished and its result cannot be stored. The request goes on; it cannot be resumed past this step.
 
     `why` is `type`, `size` or `total-size`.
     """
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = "The result of a step cannot be stored: the request cannot be resumed past it."
-
     step: str
     effects: str
     item: str
     why: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A request is quarantined: its recorded steps do not fit the code.", ERROR, name="steps-changed")
 class StepsChangedHeld(Event):
     """The recorded steps of a request do not fit the code that runs now, so no further step begins. `step` is the first
     that does not fit, and `why` is `undeclared`, `item`, `order`, `arguments`, `result` or `not-reached`."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = "A request is quarantined: its recorded steps do not fit the code."
-    NAME: ClassVar[str] = "steps-changed"
 
     step: str
     why: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A step was settled by an operator or a resolver; or may have been, if not `certain`.", WARNING)
 class StepSettled(Event):
     """An operator or a resolver settled a step: an audit event. `verb` is `completed` or `never-happened`.
 
     `certain` is False if the store did not confirm the change: it may have made it.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A step was settled by an operator or a resolver; or may have been, if not `certain`."
 
     step: str
     item: str
@@ -358,76 +312,55 @@ class StepSettled(Event):
     certain: bool = True
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A transactional view committed before its response was known.", WARNING)
 class CommittedEarly(Event):
     """A transactional view committed before its response was known.
 
     From there on, a worker that vanishes leaves an unknown outcome: at most once, and no longer exactly once.
     """
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A transactional view committed before its response was known."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("A worker lost its claim before its work ended.", WARNING)
 class LeaseExpired(Event):
     """A worker found that it had lost its claim. Its response is not sent."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A worker lost its claim before its work ended."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("A lease renewal failed and will be retried.", INFO, WARNING)
 class RenewalFailed(Event):
     """A lease renewal failed; the worker retries it. `error` names the exception, never its text."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO, logging.WARNING)
-    SENTENCE: ClassVar[str] = "A lease renewal failed and will be retried."
 
     error: str
 
     def level(self) -> int:
         # An outage is logged once for all claims; any other error is a surprise.
-        return logging.INFO if self.error == "StoreUnavailable" else logging.WARNING
+        return INFO if self.error == "StoreUnavailable" else WARNING
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A view ran longer than max_runtime: its lease is no longer renewed.", WARNING)
 class MaxRuntimeExceeded(Event):
     """A view ran longer than `max_runtime`. The worker renews its lease no longer, so it expires while the view runs."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A view ran longer than max_runtime: its lease is no longer renewed."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("The store did not save a response: the write will be retried.", WARNING)
 class CompletionRetrying(Event):
     """The work is done and the client has its response, but the store did not save it. The worker retries."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "The store did not save a response: the write will be retried."
-
     error: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("The store did not save a response in time: the retries have stopped.", ERROR)
 class CompletionFailed(Event):
     """The worker stopped its retries: the store did not save a response. The record stays claimed until it expires."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = "The store did not save a response in time: the retries have stopped."
-
     error: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("The store could not decide a claim.", INFO, WARNING)
 class StoreFailed(Event):
     """The store could not decide a claim. `unprotected`: the policy let the request run anyway.
 
     `waiting`: the request waited for another one, and goes on to wait.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO, logging.WARNING)
-    SENTENCE: ClassVar[str] = "The store could not decide a claim."
 
     error: str
     unprotected: bool
@@ -435,33 +368,25 @@ class StoreFailed(Event):
 
     def level(self) -> int:
         # `web/guard.py` reports an outage once; a line for each refusal must not bury the rest of the log.
-        return logging.WARNING if self.unprotected else logging.INFO
+        return WARNING if self.unprotected else INFO
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A stored record is unreadable.", ERROR)
 class RecordCorrupt(Event):
     """A stored record or its response is unreadable. The retry was refused; the record is quarantined."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = "A stored record is unreadable."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("The replay guard of the application refused a replay.")
 class ReplayForbidden(Event):
     """The replay guard refused this client a stored response. The record is kept."""
 
-    SENTENCE: ClassVar[str] = "The replay guard of the application refused a replay."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("The janitor quarantined a claim: its lease had expired.", WARNING)
 class Reaped(Event):
     """The janitor found a claim with an expired lease and quarantined it, as its policy demands."""
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "The janitor quarantined a claim: its lease had expired."
 
-
-@valueclass(frozen=True, slots=True)
+@_event("The janitor tried to finish a request.", INFO, WARNING)
 class FinishTried(Event):
     """The janitor has tried to finish a request that no client retried. `number` is that of the try, from 1 up.
 
@@ -470,28 +395,22 @@ class FinishTried(Event):
     `not-reached`.
     """
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO, logging.WARNING)
-    SENTENCE: ClassVar[str] = "The janitor tried to finish a request."
-
     number: int
     outcome: str
     reason: str
 
     def level(self) -> int:
-        return logging.INFO if self.outcome == "completed" else logging.WARNING
+        return INFO if self.outcome == "completed" else WARNING
 
 
-@valueclass(frozen=True, slots=True)
+@_event("The janitor gave up: a request stopped between two steps, and no try has finished it.", ERROR)
 class FinishGaveUp(Event):
     """The janitor has tried to finish a request for the last time. Only its client finishes it now, until `resume_within`."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = "The janitor gave up: a request stopped between two steps, and no try has finished it."
 
     tries: int
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A key was resolved by an operator or a resolver; or may have been, if not `certain`.", WARNING)
 class Resolved(Event):
     """An operator or a resolver resolved a key: an audit event.
 
@@ -499,9 +418,6 @@ class Resolved(Event):
     `actor` is `resolver`, or the operator as named to the command; `reason` is their text. `certain` is False if the
     store did not confirm the change: it may have made it.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "A key was resolved by an operator or a resolver; or may have been, if not `certain`."
 
     verb: str
     was: str
@@ -511,24 +427,19 @@ class Resolved(Event):
     certain: bool = True
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A resolver did not resolve a key.")
 class ResolverAsked(Event):
     """A resolver ran for a key and did not resolve it. `answer` is `still-unknown`, or the class name of its exception."""
-
-    SENTENCE: ClassVar[str] = "A resolver did not resolve a key."
 
     answer: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("An operator erased the responses of a tenant.", WARNING)
 class TenantErased(Event):
     """An operator erased the responses of a tenant: an audit event of no single key. `tenant` is its pseudonym.
 
     `finished` is False if it is unknown whether all are erased.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "An operator erased the responses of a tenant."
 
     tenant: str
     actor: str
@@ -538,15 +449,12 @@ class TenantErased(Event):
     finished: bool
 
 
-@valueclass(frozen=True, slots=True)
+@_event("An operator sealed plain responses.", WARNING)
 class ResponsesSealed(Event):
     """An operator sealed plain responses: an audit event of no single key.
 
     `sealed` is how many. `finished` is False if the command stopped before the end.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "An operator sealed plain responses."
 
     actor: str
     reason: str
@@ -554,12 +462,9 @@ class ResponsesSealed(Event):
     finished: bool
 
 
-@valueclass(frozen=True, slots=True)
+@_event("An operator set the limits of a tenant.", WARNING)
 class QuotaSet(Event):
     """An operator set the limits of a tenant: an audit event of no single key. `tenant` is its pseudonym."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "An operator set the limits of a tenant."
 
     tenant: str
     actor: str
@@ -567,30 +472,22 @@ class QuotaSet(Event):
     limits: Mapping[str, object]
 
 
-@valueclass(frozen=True, slots=True)
+@_event("An operator initialised a store.", WARNING)
 class StoreInitialised(Event):
     """An operator initialised a store that can lose data, so that keys run in it: an audit event of no single key."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "An operator initialised a store."
 
     actor: str
     reason: str
     store_id: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("An operator let keys run again that the store may have lost; or tried to, if not `finished`.", WARNING)
 class DataLossAcknowledged(Event):
     """An operator let keys run again that the store may have lost: an audit event of no single key.
 
     `parts` counts the parts of the store by their status before. `forced`: surviving workers had time left to restore
     their claims. `finished` is False if the store did not confirm it.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = (
-        "An operator let keys run again that the store may have lost; or tried to, if not `finished`."
-    )
 
     actor: str
     reason: str
@@ -599,7 +496,7 @@ class DataLossAcknowledged(Event):
     finished: bool
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A request was only observed: nothing was refused or replayed.", DEBUG, INFO)
 class Observation(Event):
     """A request was only observed: what `mode="enforce"` would have done with it, or made of its record when it ended.
 
@@ -608,27 +505,21 @@ class Observation(Event):
     the outcomes `completed`, `released` and `quarantined`; else both are 0. `record` is empty if there was no key.
     """
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.INFO)
-    SENTENCE: ClassVar[str] = "A request was only observed: nothing was refused or replayed."
-
     outcome: str
     caller: str
     apart: float = 0.0
     seconds: float = 0.0
 
     def level(self) -> int:
-        return logging.DEBUG if self.outcome in UNREMARKABLE else logging.INFO
+        return DEBUG if self.outcome in UNREMARKABLE else INFO
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A janitor task ran.", DEBUG, INFO, WARNING)
 class TaskRun(Event):
     """A janitor task ran: an event of no single key. `operation` is its name, `counts` the numbers of its report.
 
     `finished` is False if its budget or an error ended it; `error` names the exception, never its text.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.INFO, logging.WARNING)
-    SENTENCE: ClassVar[str] = "A janitor task ran."
 
     seconds: float
     counts: Mapping[str, int]
@@ -637,48 +528,39 @@ class TaskRun(Event):
 
     def level(self) -> int:
         if self.error:
-            return logging.WARNING
-        return logging.INFO if any(self.counts.values()) or not self.finished else logging.DEBUG
+            return WARNING
+        return INFO if any(self.counts.values()) or not self.finished else DEBUG
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A relay sent messages.", DEBUG, WARNING)
 class MessagesRelayed(Event):
     """A relay sent messages of an outbox: an event of no single key. `sent`, `delayed` and `dead` are how many."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.WARNING)
-    SENTENCE: ClassVar[str] = "A relay sent messages."
 
     sent: int
     delayed: int
     dead: int
 
     def level(self) -> int:
-        return logging.WARNING if self.delayed or self.dead else logging.DEBUG
+        return WARNING if self.delayed or self.dead else DEBUG
 
 
-@valueclass(frozen=True, slots=True)
+@_event("A message can never be sent. Run `flask idempotency outbox retry` or `discard`.", ERROR)
 class MessageDead(Event):
     """A message of an outbox can never be sent, and later ones of its topic and key wait for an operator.
 
     `operation` is the topic, `seq` its number in the outbox, and `cause` says why.
     """
 
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
-    SENTENCE: ClassVar[str] = "A message can never be sent. Run `flask idempotency outbox retry` or `discard`."
-
     seq: int
     cause: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event("An operator retried or discarded a message.", WARNING)
 class MessageSettled(Event):
     """An operator retried or discarded a message of an outbox: an audit event of no single key.
 
     `operation` is the topic, and `verb` is `retried` or `discarded`.
     """
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = "An operator retried or discarded a message."
 
     seq: int
     verb: str
@@ -686,16 +568,14 @@ class MessageSettled(Event):
     reason: str
 
 
-@valueclass(frozen=True, slots=True)
+@_event(
+    "No janitor has reported for two intervals. Run `celery -A flask_idempotency.janitor worker -B`, or let cron run "
+    "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_INTERVAL to their interval.",
+    WARNING,
+)
 class JanitorMissing(Event):
     """No janitor has reported for two intervals: an event of no single key. Each process sends it once, until the next
     report."""
-
-    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
-    SENTENCE: ClassVar[str] = (
-        "No janitor has reported for two intervals. Run `celery -A flask_idempotency.janitor worker -B`, or let cron run "
-        "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_INTERVAL to their interval."
-    )
 
     seconds: float
 
