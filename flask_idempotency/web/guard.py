@@ -87,6 +87,7 @@ from flask_idempotency.web.request_body import (
     BodyNotKept,
     BodyTooLarge,
     TruncatedBody,
+    forget_body,
     read_body,
 )
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
@@ -552,7 +553,8 @@ class Guard:
         return self._refuse(state, Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS))
 
     def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
-        """Refuse a request whose body no temporary file takes. What was read of it cannot be put back for a view."""
+        """Refuse a request whose body no temporary file takes, and free what it takes of the disk."""
+        forget_body(context.get().request)
         if self.activity is not None:
             self.activity.count(state.operation, STORE_FAILED)
         now = monotonic()

@@ -10,13 +10,11 @@ names, recorded steps, and the early commits of transactional views.
 
 from __future__ import annotations
 
-import io
 import logging
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sized
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -43,7 +41,7 @@ from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.guard import COUNTED_HERE, Guard
 from flask_idempotency.web.principals import UnknownCaller
 from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, CountingStream, TemporaryBody
+from flask_idempotency.web.request_body import BodyNotKept
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
 from flask_idempotency.web.responses import StreamEnd, Tee, capture
 
@@ -396,9 +394,7 @@ class Observer(Guard):
         state.shadow, shadow.context = shadow, state.context
         session = session_here()
         unread = session is not None and getattr(session, "accessed", None) is False
-        body: _Rewinding | None = None
         try:
-            body = _Rewinding(request)
             shadow.caller = self._credentials.kind_of(request)
             super().begin(shadow, request)
             if (claim := shadow.claim) is not None:
@@ -406,12 +402,7 @@ class Observer(Guard):
                 if isinstance(claim, Watch):
                     claim.report = partial(self._report, shadow)
                 state.watch, state.body = claim, shadow.body
-            if shadow.body is None:
-                body.rewind()
         except Exception as error:  # noqa: BLE001 - a loader may raise anything, and the request goes on
-            if body is not None:
-                with suppress(Exception):  # of a stream that cannot be put back: the view may not read it
-                    body.rewind()
             self._failed(shadow, error)
         else:
             self._report(shadow, shadow.outcome, apart=shadow.apart)
@@ -567,118 +558,3 @@ class Observer(Guard):
         self._failed(shadow, error)
         if shadow.claim is not None and not shadow.claim.ended:
             shadow.claim.release_later()
-
-
-class _Rewinding:
-    """Puts the body of a request back as if it had not been read, if that stops half-way."""
-
-    def __init__(self, request: Request) -> None:
-        self._environ = request.environ
-        self._fields = request.__dict__
-        self._source = self._environ["wsgi.input"]
-        self._opened = "stream" in self._fields
-        self._recording: _Recording | None = None
-        self._position: int | None = None
-        if isinstance(self._source, CountingStream):
-            self._environ["wsgi.input"] = self._recording = _Recording(self._source)
-        else:
-            with suppress(AttributeError, OSError, ValueError):  # without a position the body is empty, or open already
-                self._position = self._source.tell()
-
-    def rewind(self) -> None:
-        """Restore the body. Does nothing if it was read to its end: then it is back already."""
-        if self._environ["wsgi.input"] is (self._source if self._recording is None else self._recording):
-            if not self._opened:
-                # Werkzeug makes another when the view reads it.
-                self._fields.pop("stream", None)
-            if self._recording is not None:
-                self._environ["wsgi.input"] = self._recording.restored()
-            elif self._position is not None:
-                self._source.seek(self._position)
-
-
-class _Recording(CountingStream):
-    """Keeps what is read from the server's stream."""
-
-    __slots__ = ("_copy", "_error", "_kept", "_tail", "_whole")
-
-    def __init__(self, whole: CountingStream) -> None:
-        super().__init__(whole)
-        self.bytes_read = whole.bytes_read
-        self._whole = whole
-        self._copy: Any = io.BytesIO()
-        self._kept = 0
-        self._tail = b""
-        """What was read last, if the copy could not take it."""
-        self._error: Exception | None = None
-
-    def read(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            got = self._whole.read(*args, **kwargs)
-        except Exception as error:
-            self._error = error
-            raise
-        self.bytes_read += len(got or b"")
-        self._keep(got or b"")
-        return got
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("read") and name != "readable":
-            raise AttributeError(name)  # then Werkzeug calls `read`
-        return super().__getattr__(name)
-
-    def _keep(self, got: bytes) -> None:
-        """Add to the copy. Raises `RuntimeError` if the disk is full: an `OSError` would pass for one of the client's."""
-        try:
-            if self._kept + len(got) > MEMORY_BYTES and isinstance(self._copy, io.BytesIO):
-                file = TemporaryBody()
-                _write(file, self._copy.getbuffer())
-                self._copy = file
-            _write(self._copy, got)
-        except OSError as error:
-            self._tail = got
-            self._copy.truncate(self._kept)
-            raise RuntimeError(f"no copy of the body could be made: {error}") from error
-        self._kept += len(got)
-
-    def restored(self) -> Any:
-        """Return a stream that gives what was read again, and then the rest, or the same error."""
-        if not self._kept and not self._tail and self._error is None:
-            return self._whole
-        self._copy.seek(0)
-        return _Restored(self._copy, self._tail, self._whole, self._error)
-
-
-def _write(file: Any, data: Any) -> None:
-    """Write this at the end of the copy. Past a file's buffer: what it could not flush would be lost."""
-    view = memoryview(data)
-    file = getattr(file, "raw", file)
-    while view:
-        view = view[file.write(view) :]
-
-
-class _Restored(io.RawIOBase):
-    """What was read before, then the rest of the stream."""
-
-    def __init__(self, begun: Any, tail: bytes, rest: CountingStream, error: Exception | None) -> None:
-        self._begun, self._tail, self._rest, self._error = begun, io.BytesIO(tail), rest, error
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if size >= 0:
-            return super().read(size) or b""
-        begun: bytes = self._begun.read() + self._tail.read()
-        return begun if begun and self._error is not None else begun + self._rest_of_it(-1)
-
-    def readinto(self, buffer: Any) -> int:
-        got = self._begun.read(len(buffer)) or self._tail.read(len(buffer)) or self._rest_of_it(len(buffer))
-        buffer[: len(got)] = got
-        return len(got)
-
-    def _rest_of_it(self, size: int) -> bytes:
-        if self._error is not None:
-            raise self._error
-        got: bytes = self._rest.read(size)
-        return got

@@ -1,6 +1,7 @@
 """Read the whole body of a request before the view, and put it back unread.
 
-If the body is not complete, that is an error. The guard never fingerprints a part of it.
+If the body is not complete, that is an error. The guard never fingerprints a part of it. Then too the body is put back: a
+request that is only observed goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Final, cast
 
 from flask import Request
-from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+from werkzeug.exceptions import ClientDisconnected, HTTPException, RequestEntityTooLarge
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import LimitedStream
 
@@ -173,6 +174,8 @@ def read_body(request: Request, *, most: int | None = None) -> Body:
     Afterwards the view finds it in `request.stream` and `wsgi.input` as if it were unread. A body whose announced length is
     over the application's limit is not read: the view may raise the limit, or respond 413.
 
+    If it raises, the body is as it was before, and its stream fails again where it failed.
+
     Raises `BodyTooLarge` for more than `most` bytes, without reading if the length was announced. Raises `TruncatedBody`,
     `BodyConsumed`, `BodyNotKept`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit.
     """
@@ -245,36 +248,70 @@ def _read_announced(request: Request) -> Body | None:
     limit = request.max_content_length
     if _position(source) != 0 or (limit is not None and length > limit):
         return None
+    data = more = b""
     try:
-        data: bytes = source.read(length)
-        while len(data) < length:
-            piece = source.read(length - len(data))
-            if not piece:
-                break
+        data = source.read(length)
+        while len(data) < length and (piece := source.read(length - len(data))):
             data += piece
         # Werkzeug reads a terminated stream to its end, whatever Content-Length says. A middleware that unzips has more.
-        more = source.read(_CHUNK) if "wsgi.input_terminated" in environ else b""
-    except (ClientDisconnected, OSError) as error:
-        raise TruncatedBody("the connection ended before the body did") from error
-    if more:
-        environ["wsgi.input"] = _Resumed(data + more, source)
+        if "wsgi.input_terminated" in environ:
+            more = source.read(_CHUNK)
+    except Exception as error:
+        environ["wsgi.input"] = _Resumed(io.BytesIO(data), source, error=error)
+        raise _truncated(error) from error
+    if more or len(data) < length:
+        environ["wsgi.input"] = _Resumed(io.BytesIO(data + more), source)
+        _check_length(length, len(data))
         return None
-    _check_length(length, len(data))
     environ["wsgi.input"] = spool = io.BytesIO(data)
     return Body(length, spool, data=data)
 
 
-class _Resumed:
-    """A stream of which some bytes were read: these come again, and then the rest."""
+class _Resumed(io.RawIOBase):
+    """A stream of which some bytes were read: these come again, and then the rest, or the error that was met there."""
 
-    def __init__(self, begun: bytes, source: Any) -> None:
+    def __init__(self, begun: IO[bytes], rest: Any, *, error: BaseException | None = None) -> None:
         self._begun = begun
-        self._source = source
+        self._rest = rest
+        self._error = error
+
+    def readable(self) -> bool:
+        return True
 
     def read(self, size: int = -1) -> bytes:
-        piece, self._begun = (self._begun, b"") if size < 0 else (self._begun[:size], self._begun[size:])
-        rest: bytes = b"" if piece and size >= 0 else self._source.read(size)
-        return piece + rest
+        if size >= 0:
+            return super().read(size) or b""
+        begun = self._begun.read()
+        return begun if begun and self._error is not None else begun + self._rest_of_it(-1)
+
+    def readinto(self, buffer: Any) -> int:
+        got = self._begun.read(len(buffer)) or self._rest_of_it(len(buffer))
+        buffer[: len(got)] = got
+        return len(got)
+
+    def _rest_of_it(self, size: int) -> bytes:
+        if self._error is not None:
+            raise self._error
+        got: bytes = self._rest.read(size)
+        return got
+
+    def forget(self) -> None:
+        """Free the disk now, for a request that is refused: a traceback keeps this for as long as an error tracker does."""
+        with suppress(OSError):
+            self._begun.close()
+        self._begun = io.BytesIO()
+
+
+def forget_body(request: Request) -> None:
+    """Free what a body has taken that could not be read whole. Call it if the request is refused."""
+    if isinstance(stream := request.environ["wsgi.input"], _Resumed):
+        stream.forget()
+
+
+def _truncated(error: Exception) -> Exception:
+    """Return what to raise for an error of a stream."""
+    lost = isinstance(error, ClientDisconnected | OSError)
+    return TruncatedBody("the connection ended before the body did") if lost else error
 
 
 def _read(request: Request, most: int | None) -> Body:
@@ -286,6 +323,9 @@ def _read(request: Request, most: int | None) -> Body:
     except RequestEntityTooLarge:
         return Body(length=length)
     servers = _is_servers(stream, request)
+    if not touched:
+        # Werkzeug makes another when the view reads it, with the limit that the view may have set by then.
+        request.__dict__.pop("stream", None)
     # Nested dispatches are often made without a body, from an environ whose stream is read already.
     if not (servers and length == 0 and not ends):
         position = _position(stream)
@@ -295,56 +335,83 @@ def _read(request: Request, most: int | None) -> Body:
         innocent = not touched or "form" in request.__dict__
         if servers and position is None and not innocent and (length or "HTTP_TRANSFER_ENCODING" in environ):
             raise BodyConsumed
-    spool, size = _copied(request, stream, length if servers and not ends else None, most)
-    if servers:
-        _check_length(length, size)
-        environ["wsgi.input"] = spool
-    if touched or not servers:
-        request.stream = spool
-    else:
-        # Werkzeug makes another when the view reads it, with the limit that the view may have set by then.
-        request.__dict__.pop("stream", None)
-    return Body(length=size, stream=spool)
-
-
-def _copied(request: Request, stream: IO[bytes], length: int | None, most: int | None) -> tuple[IO[bytes], int]:
-    """Copy `length` bytes of the stream, or all. Return the copy, rewound, and how many bytes it has."""
-    spool: IO[bytes] = io.BytesIO()
-    size = 0
-    while length is None or size < length:
-        try:
-            if length is None and getattr(stream, "is_exhausted", False):
-                # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
-                if request.environ["wsgi.input"].read(1):
-                    raise RequestEntityTooLarge
-                break
-            piece = stream.read(_CHUNK if length is None else min(length - size, _CHUNK))
-        except (ClientDisconnected, OSError) as error:
-            raise TruncatedBody("the connection ended before the body did") from error
-        if not piece:
-            break
-        size += len(piece)
-        if most is not None and size > most:
-            raise BodyTooLarge
-        try:
-            if size > MEMORY_BYTES and isinstance(spool, io.BytesIO):
-                memory, spool = spool, TemporaryBody()
-                spool.write(memory.getbuffer())
-            spool.write(piece)
-        except OSError as error:
-            raise _not_kept(spool, error) from error
+    copy = _Copy(stream)
+    whole = False
     try:
-        spool.seek(0)  # writes what the file has buffered
-    except OSError as error:
-        raise _not_kept(spool, error) from error
-    return spool, size
+        copy.read(length if servers and not ends else None, most, environ["wsgi.input"])
+        if servers:
+            _check_length(length, copy.size)
+        whole = True
+    finally:
+        copy.spool.seek(0)
+        again = copy.spool if whole else copy.resumed(stream if touched or not servers else environ["wsgi.input"])
+        if servers:
+            environ["wsgi.input"] = again
+        if touched or not servers:
+            request.stream = cast("IO[bytes]", again)
+    return Body(length=copy.size, stream=copy.spool)
 
 
-def _not_kept(spool: IO[bytes], error: OSError) -> BodyNotKept:
-    """Free the disk now: the traceback keeps the file for as long as an error tracker keeps that."""
-    with suppress(OSError):
-        spool.close()
-    return BodyNotKept(error)
+class _Copy:
+    """A copy of what is read of a stream: in memory, and from some size on in a file."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.spool: IO[bytes] = io.BytesIO()
+        self.size = 0
+        self._piece = b""
+        """What was read last and is not in the copy yet."""
+        self._error: BaseException | None = None
+        """What the stream raised."""
+
+    def read(self, length: int | None, most: int | None, source: Any) -> None:
+        """Copy `length` bytes, or all. Raises `TruncatedBody`, `BodyTooLarge` and `BodyNotKept`."""
+        while length is None or self.size < length:
+            if length is None and getattr(self._stream, "is_exhausted", False):
+                # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
+                self._take(source, 1)
+                if self._piece:
+                    raise RequestEntityTooLarge
+                return
+            self._take(self._stream, _CHUNK if length is None else min(length - self.size, _CHUNK))
+            if not self._piece:
+                return
+            if most is not None and self.size + len(self._piece) > most:
+                raise BodyTooLarge
+            self._keep()
+
+    def _take(self, stream: Any, size: int) -> None:
+        try:
+            self._piece = stream.read(size)
+        except Exception as error:
+            # Werkzeug's error for the server's, or for a body that is too short or too long: it raises that again.
+            self._error = error.__context__ if isinstance(error, HTTPException) else error
+            raise _truncated(error) from error
+
+    def _keep(self) -> None:
+        spool = self.spool
+        try:
+            if self.size + len(self._piece) > MEMORY_BYTES and isinstance(spool, io.BytesIO):
+                begun, spool = spool.getvalue(), TemporaryBody()
+                _write(spool, begun)
+            _write(spool, self._piece)
+        except OSError as error:
+            self.spool.truncate(self.size)
+            raise BodyNotKept(error) from error
+        self.spool, self.size, self._piece = spool, self.size + len(self._piece), b""
+
+    def resumed(self, rest: Any) -> _Resumed:
+        """Return a stream that gives the copy and the piece again, and then the rest of the stream."""
+        rest = _Resumed(io.BytesIO(self._piece), rest) if self._piece else rest
+        return _Resumed(self.spool, rest, error=self._error)
+
+
+def _write(file: Any, data: bytes) -> None:
+    """Write this at the end of the copy. Past a file's buffer: what it could not flush would be lost."""
+    view = memoryview(data)
+    file = getattr(file, "raw", file)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _check_length(length: int | None, size: int) -> None:

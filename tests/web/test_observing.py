@@ -577,7 +577,7 @@ def reading(guise: Guise, how: str) -> None:
                     got += [request.environ["wsgi.input"].read(10), request.environ["wsgi.input"].read()]
                 case _:
                     got.append(repr(sorted(request.form.items())).encode())
-        except ClientDisconnected:
+        except (ClientDisconnected, OSError):
             return b"".join([*got, b" and then it was disconnected"]), 400
         return b"".join(got)
 
@@ -596,6 +596,14 @@ BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         lambda: OneWay(b"line\n" * 500),
         {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True, "CONTENT_LENGTH": ""},
     ),
+    "chunked disconnected": (
+        lambda: OneWay(b"line\n" * 300, OSError("reset")),
+        {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True, "CONTENT_LENGTH": ""},
+    ),
+    "disconnected large": (
+        lambda: OneWay(b"line of a large body\n" * 3_300, OSError("reset")),
+        {"CONTENT_LENGTH": "69301"},
+    ),
     "seekable truncated": (lambda: io.BytesIO(b"line\n" * 300), {"CONTENT_LENGTH": "1600"}),
     "empty": (lambda: OneWay(b""), {"CONTENT_LENGTH": "0"}),
 }
@@ -604,10 +612,10 @@ BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 SMALL = [name for name in BODIES if "large" not in name]
 
 
-@pytest.mark.parametrize("mode", ("observe", "warn"))
-def test_the_view_reads_the_body_as_if_it_were_unread(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "most"), (("observe", 2000), ("observe", None), ("warn", 2000)))
+def test_the_view_reads_the_body_as_if_it_were_unread(mode: str, most: int | None) -> None:
     """Also one that cannot be compared, because it is truncated or over the limit."""
-    observed, bare = shop(mode=mode, form_field="key_field"), plain()
+    observed, bare = shop(mode=mode, form_field="key_field", max_request_body=most), plain()
     ways = ("data", "pieces", "lines", "environ", "form")
     for guise, how in product((observed, bare), ways):
         reading(guise, how)
@@ -644,11 +652,10 @@ class FullDisk(TemporaryBody):
         return taken
 
 
-@pytest.mark.parametrize("module", ("observing", "request_body"))
 @pytest.mark.parametrize("how", ("data", "pieces", "lines"))
-def test_a_full_disk_costs_no_byte_of_a_body(how: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_no_byte_of_a_body(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     observed, bare = shop(max_request_body=None), plain()
-    monkeypatch.setattr(f"flask_idempotency.web.{module}.TemporaryBody", FullDisk)
+    monkeypatch.setattr("flask_idempotency.web.request_body.TemporaryBody", FullDisk)
     answers = []
     for guise in (bare, observed):
         reading(guise, how)
