@@ -10,13 +10,16 @@ from weakref import WeakSet
 
 from flask import Flask, Request
 
+from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.keys import Identity, Scope
-from flask_idempotency.engine.model import Callers, ClaimRequest, Record
+from flask_idempotency.engine.keys import Identity, Scope, key_timestamp
+from flask_idempotency.engine.model import VOIDED, Callers, ClaimRequest, Record
 from flask_idempotency.engine.operations import Operations
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.settings import Settings
 from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
@@ -211,16 +214,47 @@ def with_former(
     ]
 
 
-def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:
-    """Return the quota of this tenant: the default, overlaid by the loader's. None: the store counts nothing."""
-    if loaders.quota is None:
-        return default
-    own = app.ensure_sync(loaders.quota)(tenant)
-    if own is not None and not isinstance(own, Quota):
-        raise ConfigurationError(
-            f"The quota_loader returned a {type(own).__name__}. It must return a Quota, or None for the default."
-        )
-    return (default or Quota()).overlaid(own)
+def named_requests(
+    scope: Scope,
+    client_key: str,
+    identities: Sequence[Identity],
+    settings: Settings,
+    policy: Policy,
+    *,
+    method: str,
+    operation: str,
+    before: Callable[[FormerIdentity], tuple[str | None, str | None]],
+) -> list[ClaimRequest]:
+    """Name a key under every secret in use, and under its former names, as the guard claims it: to read it, or to void it.
+
+    `before` returns the tenant and the principal that the caller had then.
+    """
+    requests = claim_requests(
+        scope,
+        client_key,
+        identities,
+        [VOIDED] * len(identities),
+        policy=policy,
+        method=method,
+        operation=operation,
+        hashed=settings.hash_identities,
+        timestamp=key_timestamp(client_key),
+    )
+    former = settings.former_identity
+    return requests if former is None else with_former(former, before(former), scope, client_key, requests, identities)
+
+
+def load_quota(loaders: Callbacks, settings: Settings, tenant: str | None, app: Flask) -> Quota | None:
+    """Return the quota of one part of this tenant: that of the settings, overlaid by the loader's. None: none is counted."""
+    quota = settings.quota
+    if loaders.quota is not None:
+        own = app.ensure_sync(loaders.quota)(tenant)
+        if own is not None and not isinstance(own, Quota):
+            raise ConfigurationError(
+                f"The quota_loader returned a {type(own).__name__}. It must return a Quota, or None for the default."
+            )
+        quota = (quota or Quota()).overlaid(own)
+    return quota if quota is None or settings.tenant_shards == 1 else quota.divided(settings.tenant_shards)
 
 
 def check_counted(loaders: Callbacks, default: Quota | None, *, counts: bool) -> None:

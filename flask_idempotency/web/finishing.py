@@ -184,7 +184,7 @@ class Finisher:
 
     def _claim(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Outcome, Identity]:
         """Claim the records of this request, as its retry would. Return the outcome, and the oldest secret in use."""
-        settings, namespace = self._settings, self._settings.namespace
+        namespace = self._settings.namespace
         known = {identity.mark(namespace): identity for identity in self._identities}
         used = [
             (identity, StorageKey(key.rid, key.tid, identity.label(key), key.mark, identity.steps))
@@ -202,9 +202,7 @@ class Finisher:
             by_host=self._app.url_map.host_matching or self._app.subdomain_matching,
             csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
         )
-        quota = load_quota(self._callbacks, settings.quota, kept.tenant, self._app)
-        if quota is not None and settings.tenant_shards > 1:
-            quota = quota.divided(settings.tenant_shards)
+        quota = load_quota(self._callbacks, self._settings, kept.tenant, self._app)
         requests = [
             ClaimRequest(
                 key,

@@ -69,7 +69,7 @@ from flask_idempotency.web.callbacks import (
     load_tenant,
     with_former,
 )
-from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded, load_principal
+from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded
 from flask_idempotency.web.problem_pages import PAGES_PATH, as_page, prefers_page
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
@@ -174,7 +174,7 @@ class Guard:
         self._settings = settings
         self._callbacks = callbacks
         self._observers = observers
-        self._credentials = Credentials(settings.credential_headers)
+        self._credentials = Credentials(settings.credential_headers, allow_anonymous=settings.allow_anonymous)
         self._outages = OutageLog()
         self._quarantines = QuarantineLog()
         self._next_body_line = -math.inf
@@ -228,13 +228,8 @@ class Guard:
                 state.tenant = load_tenant(callbacks, self._app)
             state.principal = policy.principal
             if policy.principal is None:
-                state.principal = load_principal(
-                    callbacks.principal,
-                    request,
-                    self._app,
-                    credentials=self._credentials,
-                    allow_anonymous=settings.allow_anonymous,
-                    in_view=state.deferred,
+                state.principal = self._credentials.principal(
+                    callbacks.principal, request, self._app, in_view=state.deferred
                 )
             if state.principal is None and settings.allow_anonymous is False:
                 return self._refuse(state, Problem("principal-required"))
@@ -272,10 +267,8 @@ class Guard:
             return self._unreadable(state, error)
         state.record = requests[0].key.label
         quota = settings.quota
-        if callbacks.quota is not None:
-            quota = load_quota(callbacks, quota, state.tenant, self._app)
-        if quota is not None and settings.tenant_shards > 1:
-            quota = quota.divided(settings.tenant_shards)
+        if callbacks.quota is not None or settings.tenant_shards > 1:
+            quota = load_quota(callbacks, settings, state.tenant, self._app)
         if policy.in_flight == "wait" and "HTTP_PREFER" in request.environ:
             policy = _with_preference(policy, state, request)
         try:
@@ -325,13 +318,8 @@ class Guard:
         if callbacks.tenant is not None:
             state.tenant = load_tenant(callbacks, self._app)
         try:
-            state.principal = load_principal(
-                callbacks.principal,
-                request,
-                self._app,
-                credentials=self._credentials,
-                allow_anonymous=self._settings.allow_anonymous,
-                in_view=state.deferred,
+            state.principal = self._credentials.principal(
+                callbacks.principal, request, self._app, in_view=state.deferred
             )
         except UnknownCaller as error:
             return self._unreadable(state, error)

@@ -25,17 +25,15 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.engine import Engine, KeyStatus
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, InvalidKey, StoreUnavailable
-from flask_idempotency.engine.keys import Identity, Scope, key_timestamp, one_key
-from flask_idempotency.engine.model import VOIDED, ClaimRequest, Mismatched, OverQuota, RequestInfo
+from flask_idempotency.engine.keys import Identity, Scope, one_key
+from flask_idempotency.engine.model import Mismatched, OverQuota
 from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, with_former
+from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, named_requests
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
 from flask_idempotency.web.principals import (
     Credentials,
@@ -43,7 +41,6 @@ from flask_idempotency.web.principals import (
     checked,
     extensions_of,
     is_of_httpauth,
-    load_principal,
 )
 from flask_idempotency.web.problems import (
     RETRY_AFTER_CAP_SECONDS,
@@ -188,7 +185,7 @@ class KeyStatusView:
         self._callbacks = callbacks
         self._policies = policies
         self._problem = problem
-        self._credentials = Credentials(settings.credential_headers)
+        self._credentials = Credentials(settings.credential_headers, allow_anonymous=settings.allow_anonymous)
         self._outages = OutageLog()
         self._refused: set[tuple[str, str]] = set()
         """Endpoints and reasons that have been logged."""
@@ -200,38 +197,64 @@ class KeyStatusView:
             return self._problem(Problem("unknown-operation"), self._settings.policy)
         endpoint = operation.rule.endpoint
         resolved = self._policies.look(endpoint, operation.method)
-        policy = resolved.policy
+        policy, voids = resolved.policy, request.method == "DELETE"
+        found: Response | Problem
         # A webhook has an id and no key, under a name that no client has. An endpoint that is only observed runs each request
         # and keeps no record. Of both, every key would be absent, and what ran would be sent again.
         if resolved.exempt or resolved.observed or policy.principal is not None:
-            return self._problem(Problem("unknown-operation"), policy)
-        if resolved.faults:
-            return self._problem(Problem("misconfigured"), policy)
-        voids = request.method == "DELETE"
-        if voids and not policy.void:
-            response = self._problem(Problem("void-not-offered"), policy)
-            response.headers["Allow"] = "GET"
-            return response
+            found = Problem("unknown-operation")
+        elif resolved.faults:
+            found = Problem("misconfigured")
+        elif voids and not policy.void:
+            found = Problem("void-not-offered", headers=(("Allow", "GET"),))
+        else:
+            try:
+                found = self._look(request, operation, resolved, voids=voids)
+            except UnknownCaller as error:
+                self._log_once(endpoint, f"{error}. {_MOUNT}")
+                found = Problem("principal-required", f"{error}. {_MOUNT}" if self._app.debug else "", status=403)
+            except StoreUnavailable as error:
+                self._outages.refused(f"The status of a key of {endpoint}", error)
+                found = failure(error)
+            except (InvalidKey, CorruptRecord) as error:
+                found = failure(error)
+        return self._problem(found, policy) if isinstance(found, Problem) else found
+
+    def _look(
+        self, request: Request, operation: Target, resolved: ResolvedPolicy, *, voids: bool
+    ) -> Response | Problem:
+        """Name the key as the operation would claim it, and look for it."""
+        policy, endpoint = resolved.policy, operation.rule.endpoint
         # Below decorators, a token counts that they have verified. They may read it from other places than the settings name.
         in_view = resolved.deferred and self._is_decorated(request)
-        requests: Sequence[ClaimRequest] = ()
+        # Only headers: the key of a form is in the operation's own body.
+        values = client_keys(request, replace(policy, form_field=None))
+        if not values:
+            return Problem("missing-key")
+        client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
+        names = (
+            load_tenant(self._callbacks, self._app),
+            self._credentials.principal(self._callbacks.principal, request, self._app, in_view=in_view),
+        )
+        with _as_at(request, operation):
+            there = _loaded_names(self._callbacks, self._app, names)
+        if there != names:
+            return Problem("unknown-operation", _ELSEWHERE)
+        if names[1] is None and self._settings.allow_anonymous is False:
+            return Problem("principal-required", status=403)
+        preferred = preferred_wait(request) if "HTTP_PREFER" in request.environ else None
+        wait = 0.0 if preferred is None else min(float(preferred), policy.wait)
+        requests = named_requests(
+            Scope(self._settings.namespace, *names, endpoint if policy.scope == "operation" else None),
+            client_key,
+            self._identities,
+            self._settings,
+            policy,
+            method=operation.method,
+            operation=endpoint,
+            before=lambda former: former_names(former, *names, request, self._app, in_view=in_view),
+        )
         try:
-            # Only headers: the key of a form is in the operation's own body.
-            values = client_keys(request, replace(policy, form_field=None))
-            if not values:
-                return self._problem(Problem("missing-key"), policy)
-            client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
-            names = self._names(request, in_view=in_view)
-            with _as_at(request, operation):
-                there = _loaded_names(self._callbacks, self._app, names)
-            if there != names:
-                return self._problem(Problem("unknown-operation", _ELSEWHERE), policy)
-            if names[1] is None and self._settings.allow_anonymous is False:
-                return self._problem(Problem("principal-required", status=403), policy)
-            scope = Scope(self._settings.namespace, *names, endpoint if policy.scope == "operation" else None)
-            preferred = preferred_wait(request) if "HTTP_PREFER" in request.environ else None
-            wait = 0.0 if preferred is None else min(float(preferred), policy.wait)
-            requests = self._requests(request, operation, policy, scope, client_key, in_view=in_view)
             status = self._engine.status(
                 [each.key for each in requests],
                 callers=[each.callers for each in requests],
@@ -241,64 +264,59 @@ class KeyStatusView:
             if status.state in (_FREE if voids else ("absent",)):
                 problem = self._unsure(request, operation, resolved, names, voids=voids)
                 if problem is not None:
-                    return self._problem(problem, policy)
+                    return problem
             if voids and status.state in _FREE:
-                voided = self._engine.void(requests, policy, quota=self._quota(scope.tenant))
+                quota = load_quota(self._callbacks, self._settings, names[0], self._app)
+                voided = self._engine.void(requests, policy, quota=quota)
                 if isinstance(voided, OverQuota):
-                    voided = replace(voided, allowed=voided.allowed * self._settings.tenant_shards)
-                    return self._problem(refusal(voided), policy)
+                    return refusal(replace(voided, allowed=voided.allowed * self._settings.tenant_shards))
                 status = replace(voided, waited=status.waited)
-        except UnknownCaller as error:
-            self._log_once(endpoint, f"{error}. {_MOUNT}")
-            detail = f"{error}. {_MOUNT}" if self._app.debug else ""
-            return self._problem(Problem("principal-required", detail, status=403), policy)
-        except StoreUnavailable as error:
-            self._outages.refused(f"The status of a key of {endpoint}", error)
-            return self._problem(failure(error), policy)
         except ConfigurationError as error:
-            if self._app.debug or self._app.testing or not requests:
-                raise  # of a loader, if there is no request yet
+            if self._app.debug or self._app.testing:
+                raise
             self._outages.refused(f"The status of a key of {endpoint}", error)
-            return self._problem(Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS), policy)
-        except (InvalidKey, CorruptRecord) as error:
-            return self._problem(failure(error), policy)
-        record = status.record
-        of_other = status.state == "of-other"
-        # A claim of a voided key is refused as that, whatever the operation is.
-        other = record is not None and status.state != "voided" and self._is_of_other_operation(record.info, operation)
-        if record is not None and (of_other or other):
-            return self._problem(refusal(Mismatched(first_seen=record.requested_at)), policy)
-        guard = self._callbacks.replay_guard
-        if status.state in ("done", "expired") and guard is not None:
-            with _as_at(request, operation):
-                allowed = self._app.ensure_sync(guard)(record)
-            if not allowed:
-                return self._problem(Problem("replay-forbidden"), policy)
-        if voids and status.state not in ("voided", "done", "expired"):
-            # So that a client which looks at the status alone does not take it for voided.
-            code, detail = _NOT_VOIDED[status.state]
-            seconds = None if record is None or code != "in-flight" else min(record.remaining, RETRY_AFTER_CAP_SECONDS)
-            return self._problem(Problem(code, detail, retry_after=seconds, status=409), policy)
-        return self._response(status, int(wait))
-
-    def _quota(self, tenant: str | None) -> Quota | None:
-        quota = load_quota(self._callbacks, self._settings.quota, tenant, self._app)
-        shards = self._settings.tenant_shards
-        return quota if quota is None or shards == 1 else quota.divided(shards)
+            return Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
+        return self._refusal(request, operation, status, voids=voids) or self._response(status, int(wait))
 
     def _unsure(
         self, request: Request, operation: Target, resolved: ResolvedPolicy, names: Names, *, voids: bool
     ) -> Problem | None:
         """Return the problem that answers in place of `absent` where the operation may know the key by another name."""
-        if self._differs_in_url(request, operation):
+        # Match again: preprocessors remove arguments from `view_args`.
+        _, here = context.get().url_adapter.match(return_rule=True)
+        if any(here[name] != operation.arguments[name] for name in here.keys() & operation.arguments.keys()):
+            # Hooks may have read the tenant from the URL of this request.
             return Problem("unknown-operation", _ELSEWHERE)
         doubt = self._doubt(request, operation.rule.endpoint, resolved, names)
-        if not doubt and voids and names[1] is None and self._settings.allow_anonymous is not True and self._may_name():
-            doubt = _SIGNED_OUT
+        if not doubt and voids and names[1] is None and self._settings.allow_anonymous is not True:
+            # Only an application that can name a caller who signs in. Flask-HTTPAuth does in decorators: see `_doubt`.
+            doubt = _SIGNED_OUT if self._callbacks.principal is not None or extensions_of(self._app) else ""
         if not doubt:
             return None
         self._log_once(operation.rule.endpoint, doubt)
         return Problem("principal-required", doubt, status=403)
+
+    def _refusal(self, request: Request, operation: Target, status: KeyStatus, *, voids: bool) -> Problem | None:
+        """Return the problem for a key with another's record, one that this caller may not see, or that was not voided."""
+        record, state, guard = status.record, status.state, self._callbacks.replay_guard
+        if record is not None:
+            # A claim finds the key in use if its record is another operation's. An endpoint that was renamed since says
+            # nothing: a claim compares the path. A claim of a voided key is refused as that, whatever the operation is.
+            info, endpoint = record.info, operation.rule.endpoint
+            renamed = info.operation == endpoint or info.operation not in self._app.view_functions
+            if state == "of-other" or (state != "voided" and not (info.method == operation.method and renamed)):
+                return refusal(Mismatched(first_seen=record.requested_at))
+        if state in ("done", "expired") and guard is not None:
+            with _as_at(request, operation):
+                allowed = self._app.ensure_sync(guard)(record)
+            if not allowed:
+                return Problem("replay-forbidden")
+        if voids and state not in ("voided", "done", "expired"):
+            # So that a client which looks at the status alone does not take it for voided.
+            code, detail = _NOT_VOIDED[state]
+            seconds = None if record is None or code != "in-flight" else min(record.remaining, RETRY_AFTER_CAP_SECONDS)
+            return Problem(code, detail, retry_after=seconds, status=409)
+        return None
 
     def _doubt(self, request: Request, endpoint: str, resolved: ResolvedPolicy, names: Names) -> str:
         """Return why the operation may name this caller otherwise, and what to do about it; empty if it cannot.
@@ -325,65 +343,13 @@ class KeyStatusView:
                 return _ONLY_DECORATORS
         return ""
 
-    def _may_name(self) -> bool:
-        """Return whether this application can name a caller who signs in. Flask-HTTPAuth does in decorators: see `_doubt`."""
-        return self._callbacks.principal is not None or bool(extensions_of(self._app))
-
     def _is_decorated(self, request: Request) -> bool:
         return self._app.view_functions.get(request.endpoint or "") is not key_status
-
-    def _differs_in_url(self, request: Request, operation: Target) -> bool:
-        """Return whether an argument of both URLs differs. Hooks may have read the tenant from the one of this request."""
-        # Match again: preprocessors remove arguments from `view_args`.
-        _, here = context.get().url_adapter.match(return_rule=True)
-        return any(here[name] != operation.arguments[name] for name in here.keys() & operation.arguments.keys())
-
-    def _is_of_other_operation(self, info: RequestInfo, operation: Target) -> bool:
-        """Return whether a claim of the operation would find the key in use, because its record is another operation's.
-
-        An endpoint that was renamed since says nothing: a claim compares the path, not the endpoint.
-        """
-        if info.method != operation.method:
-            return True
-        return info.operation != operation.rule.endpoint and info.operation in self._app.view_functions
 
     def _log_once(self, endpoint: str, why: str) -> None:
         if (endpoint, why) not in self._refused:
             self._refused.add((endpoint, why))
             _log.warning("The status of a key of %s was refused: %s", endpoint, why)
-
-    def _names(self, request: Request, *, in_view: bool) -> Names:
-        tenant = load_tenant(self._callbacks, self._app)
-        principal = load_principal(
-            self._callbacks.principal,
-            request,
-            self._app,
-            credentials=self._credentials,
-            allow_anonymous=self._settings.allow_anonymous,
-            in_view=in_view,
-        )
-        return tenant, principal
-
-    def _requests(
-        self, request: Request, operation: Target, policy: Policy, scope: Scope, client_key: str, *, in_view: bool
-    ) -> list[ClaimRequest]:
-        """Name the key under every secret in use, and under its former names, as the guard claims it."""
-        requests = claim_requests(
-            scope,
-            client_key,
-            self._identities,
-            [VOIDED] * len(self._identities),
-            policy=policy,
-            method=operation.method,
-            operation=operation.rule.endpoint,
-            hashed=self._settings.hash_identities,
-            timestamp=key_timestamp(client_key),
-        )
-        former = self._settings.former_identity
-        if former is None:
-            return requests
-        before = former_names(former, scope.tenant, scope.principal, request, self._app, in_view=in_view)
-        return with_former(former, before, scope, client_key, requests, self._identities)
 
     def _response(self, status: KeyStatus, waited: int) -> Response:
         document: dict[str, Any] = {"state": status.state}

@@ -17,14 +17,13 @@ from flask import current_app
 from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.capabilities import DataLoss, Ledger, Recovery, SeenRecord
-from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.engine import KeyStatus
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
-from flask_idempotency.engine.keys import Identity, Scope, StorageKey, key_timestamp, new_token, owner_mark
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey, new_token, owner_mark
 from flask_idempotency.engine.lease import clamp_clock
-from flask_idempotency.engine.model import ERASED, VOIDED, OverQuota, Record, RequestInfo, State, StoredResponse
+from flask_idempotency.engine.model import ERASED, OverQuota, Record, RequestInfo, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, Settler
 from flask_idempotency.operations.records import (
@@ -36,7 +35,8 @@ from flask_idempotency.operations.records import (
     way_out,
 )
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.callbacks import load_quota, with_former
+from flask_idempotency.settings.options import FormerIdentity
+from flask_idempotency.web.callbacks import load_quota, named_requests
 from flask_idempotency.web.janitor import is_known, policy_of, result_of, settler_of, steps_of
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.recorded_steps import view_of
@@ -269,29 +269,17 @@ def void(
             "The records are in the memory of another process, which this command does not reach. Nothing was changed."
         )
     scope = Scope(chosen.namespace, tenant, principal, endpoint if policy.scope == "operation" else None)
-    requests = claim_requests(
-        scope,
-        key,
-        names,
-        [VOIDED] * len(names),
-        policy=policy,
-        method=method,
-        operation=endpoint,
-        hashed=chosen.hash_identities,
-        timestamp=key_timestamp(key),
-    )
-    former = chosen.former_identity
-    if former is not None:
+
+    def before(former: FormerIdentity) -> tuple[str | None, str | None]:
         if callable(former.tenant) or former.principal not in (None, False):
             raise Refused(
                 "IDEMPOTENCY_FORMER_IDENTITY names a loader, which needs a request: let the client void its key with DELETE "
                 "on the status view. Nothing was changed."
             )
-        before = (None if former.tenant is False else tenant, None if former.principal is False else principal)
-        requests = with_former(former, before, scope, key, requests, names)
-    quota = load_quota(state().loaders, chosen.quota, tenant, current_app)
-    if quota is not None and chosen.tenant_shards > 1:
-        quota = quota.divided(chosen.tenant_shards)
+        return None if former.tenant is False else tenant, None if former.principal is False else principal
+
+    requests = named_requests(scope, key, names, chosen, policy, method=method, operation=endpoint, before=before)
+    quota = load_quota(state().loaders, chosen, tenant, current_app)
     stood = built().engine.status([each.key for each in requests], callers=[each.callers for each in requests]).state
     found = built().engine.void(requests, policy, quota=quota, actor=actor, reason=reason)
     voided = isinstance(found, KeyStatus) and found.state == "voided" and stood != "voided"

@@ -193,7 +193,8 @@ class UnknownCaller(IdempotencyError):
 class Credentials:
     """The credentials that one application knows. It reads no session, because that would add `Vary: Cookie`."""
 
-    def __init__(self, added: tuple[str, ...] = ()) -> None:
+    def __init__(self, added: tuple[str, ...] = (), *, allow_anonymous: bool | None = None) -> None:
+        self._allow_anonymous = allow_anonymous
         self._names = {_in_environ(name): name for name in (*TOKENS, *ASSERTED, *CERTIFICATES, *added)}
         self._names["REMOTE_USER"] = "REMOTE_USER"
         self._kinds = {_in_environ(name): "other" for name in (*TOKENS, *added)}
@@ -239,39 +240,30 @@ class Credentials:
                 return name.removeprefix("HTTP_")
         return None
 
+    def principal(self, loader: Loader | None, request: Request, app: Flask, *, in_view: bool = False) -> str | None:
+        """Return the stable id of this request's caller, or None for a caller without a name.
 
-def load_principal(
-    loader: Loader | None,
-    request: Request,
-    app: Flask,
-    *,
-    credentials: Credentials,
-    allow_anonymous: bool | None = None,
-    in_view: bool = False,
-) -> str | None:
-    """Return the stable id of this request's caller, or None for a caller without a name.
+        If there is a loader, it decides alone. Otherwise the first of these that names the caller decides: Flask-HTTPAuth,
+        Flask-JWT-Extended, Flask-Login, Flask-Principal. A prefix keeps their ids apart, except those of Flask-Login.
 
-    If there is a loader, it decides alone. Otherwise the first of these that names the caller decides: Flask-HTTPAuth,
-    Flask-JWT-Extended, Flask-Login, Flask-Principal. A prefix keeps their ids apart, except those of Flask-Login.
+        `in_view`: the decorators of the view have run. Before, `g` may hold data of a request around this one.
 
-    `in_view`: the decorators of the view have run. Before, `g` may hold data of a request around this one.
-
-    Raises `UnknownCaller` for a request with credentials and without a name, unless `allow_anonymous` is True. Raises the
-    errors of Flask-JWT-Extended for a token that is not valid: for an expired or revoked one in any case, for others if no
-    other extension names the caller.
-    """
-    set_up: tuple[str, ...]
-    if loader is not None:
-        name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), (_LOADER,)
-    else:
-        name, set_up, refused = _from_extensions(app, request, EXTENSIONS, in_view=in_view)
-        if refused is not None:
-            # The application's own error handlers respond to a bad token. The request must not become anonymous.
-            raise refused
-        bounded(name, "authentication extension gives this caller")
-    if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
-        raise UnknownCaller(found, set_up=set_up, in_view=in_view)
-    return name
+        Raises `UnknownCaller` for a request with credentials and without a name, unless anonymous callers are allowed. Raises
+        the errors of Flask-JWT-Extended for a token that is not valid: for an expired or revoked one in any case, for others
+        if no other extension names the caller.
+        """
+        set_up: tuple[str, ...]
+        if loader is not None:
+            name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), (_LOADER,)
+        else:
+            name, set_up, refused = _from_extensions(app, request, EXTENSIONS, in_view=in_view)
+            if refused is not None:
+                # The application's own error handlers respond to a bad token. The request must not become anonymous.
+                raise refused
+            bounded(name, "authentication extension gives this caller")
+        if name is None and not self._allow_anonymous and (found := self.of(request)) is not None:
+            raise UnknownCaller(found, set_up=set_up, in_view=in_view)
+        return name
 
 
 def principal_by(extensions: tuple[str, ...], request: Request, app: Flask, *, in_view: bool) -> str | None:

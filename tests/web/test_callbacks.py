@@ -10,7 +10,7 @@ from flask import Flask
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.web.callbacks import Callbacks, load_tenant
-from flask_idempotency.web.principals import Credentials, load_principal
+from flask_idempotency.web.principals import Credentials
 from tests.apps import is_replay, new_world
 
 
@@ -24,7 +24,7 @@ def app() -> Flask:
 def principal(app: Flask, loaders: Callbacks | None = None, /, **headers: str) -> str | None:
     with app.test_request_context("/", method="POST", headers=headers) as context:
         loader = (loaders or Callbacks()).principal
-        return load_principal(loader, context.request, app, credentials=Credentials())
+        return Credentials().principal(loader, context.request, app)
 
 
 def test_a_loader_names_the_caller(app: Flask) -> None:
