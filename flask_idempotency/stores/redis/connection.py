@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias
@@ -151,20 +151,44 @@ class DirectConnection:
             self._socket.sendall(piece)
 
     def read_response(self, *, disable_decoding: bool) -> Any:
-        reader = self._reader
-        reply = reader.gets(False)
-        while reply is _NOT_YET:
-            received = self._socket.recv_into(self._buffer)
-            if not received:
-                raise redis.exceptions.ConnectionError("the server closed the connection")
-            reader.feed(self._buffer, 0, received)
-            reply = reader.gets(False)
+        reply = self._reader.gets(False)
+        if reply is _NOT_YET:
+            reply = self._received()
         if isinstance(reply, Exception):
             raise reply
         if type(reply) is _PUSH:
             raise redis.exceptions.ConnectionError("the server sent a push message")
         self._used_at = time.monotonic()
         return reply
+
+    def ask(self, command: Command) -> Any:
+        """Return the reply to one command, or the refusal as an exception. `_NOT_YET`: not sent, look at it before its use."""
+        sock, now = self._socket, time.monotonic()
+        if now - self._used_at > FRESH_SECONDS or self.connection._sock is not sock or self._reader.has_data():
+            return _NOT_YET
+        try:
+            sock.sendall(_hiredis.pack_command(command))
+            reply = self._received()
+            if type(reply) is _PUSH:
+                raise redis.exceptions.ConnectionError("the server sent a push message")
+            if isinstance(reply, Exception) and not isinstance(reply, redis.exceptions.ResponseError):
+                raise reply
+        except BaseException:
+            self.disconnect()
+            raise
+        self._used_at = time.monotonic()
+        return reply
+
+    def _received(self) -> Any:
+        reader, buffer = self._reader, self._buffer
+        while True:
+            received = self._socket.recv_into(buffer)
+            if not received:
+                raise redis.exceptions.ConnectionError("the server closed the connection")
+            reader.feed(buffer, 0, received)
+            reply = reader.gets(False)
+            if reply is not _NOT_YET:
+                return reply
 
     def disconnect(self) -> None:
         self.is_connected = False
@@ -186,6 +210,19 @@ class IdleConnections:
         # A forked child drops the connections of its parent, and so does its pool. Neither ends them for the parent.
         self._idle: list[Any] = []
         self._pid = os.getpid()
+
+    def ask(self, command: Command) -> Any:
+        """Do what `exchange` does for one command, in half of its steps. `_NOT_YET`: not sent, as no connection is ready."""
+        if self._pid != os.getpid():
+            return _NOT_YET
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return _NOT_YET
+        try:
+            return connection.ask(command) if type(connection) is DirectConnection else _NOT_YET
+        finally:
+            self.release(connection)
 
     def get_connection(self) -> Any:
         if self._pid != os.getpid():
@@ -233,11 +270,20 @@ class PooledConnection:
     def __init__(self, client: redis.Redis, *, retries: int = RETRIES) -> None:
         pool = client.connection_pool
         self._pool: Any = pool if isinstance(pool, SentinelConnectionPool) else IdleConnections(pool)
+        self._ask: Callable[[Command], Any] = getattr(self._pool, "ask", lambda command: _NOT_YET)
         self._retries = retries
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
-        (reply,) = self.pipeline_one_node([command], tries=tries)
+        began, budget, reply = time.monotonic(), None, _NOT_YET
+        try:
+            reply = self._ask(command)
+        except UNREACHABLE as error:
+            budget = RetryBudget(self._retries, tries, began=began)
+            budget.failed(error)
+        if reply is _NOT_YET:
+            (reply,) = self._exchanged([command], budget or RetryBudget(self._retries, tries, began=began))
         if isinstance(reply, Exception):
+            self._leave_demoted(reply)
             raise reply
         return reply
 
@@ -245,21 +291,26 @@ class PooledConnection:
         return self.pipeline_one_node(commands) if commands else []
 
     def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        began, budget = time.monotonic(), None
+        replies = self._exchanged(commands, RetryBudget(self._retries, tries))
+        for reply in replies:
+            self._leave_demoted(reply)
+        return replies
+
+    def _exchanged(self, commands: Sequence[Command], budget: RetryBudget) -> list[Any]:
         while True:
             try:
-                replies = exchange(self._pool, commands)
+                return exchange(self._pool, commands)
             except UNREACHABLE as error:
-                if budget is None:
-                    budget = RetryBudget(self._retries, tries, began=began)
                 budget.failed(error)
-                continue
-            for reply in replies:
-                if isinstance(reply, redis.exceptions.ResponseError) and demoted(reply):
-                    # Behind a DNS name or a proxy, a new connection reaches the new primary. These would not.
-                    self._pool.disconnect(inuse_connections=False)
-                    raise reply
-            return replies
+
+    def _leave_demoted(self, reply: Any) -> None:
+        """Close the connections to a former primary, and raise its reply.
+
+        Behind a DNS name or a proxy, a new connection reaches the new primary. These would not.
+        """
+        if isinstance(reply, redis.exceptions.ResponseError) and demoted(reply):
+            self._pool.disconnect(inuse_connections=False)
+            raise reply
 
 
 def exchange(pool: Any, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:

@@ -234,11 +234,6 @@ class RedisStore:
             self.data_loss.granted(request, grant)
             return grant
         match result:
-            case [b"CLAIMED", fence, attempt, left, era, *before]:
-                trace = trace_in(before[0]) if before else ""
-                grant = Grant(token, fence, attempt, left / 1_000_000, era, trace)
-                self.data_loss.granted(request, grant)
-                return grant
             case [b"REPLAYED", data, now, *erasure]:
                 try:
                     record = decode(data, now=now / 1_000_000)
@@ -253,6 +248,11 @@ class RedisStore:
                 return Expired(first_seen=first_seen / 1000)
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
+            case [b"CLAIMED", fence, attempt, left, era, *before]:
+                trace = trace_in(before[0]) if before else ""
+                grant = Grant(token, fence, attempt, left / 1_000_000, era, trace)
+                self.data_loss.granted(request, grant)
+                return grant
             case _:
                 return self._refused(result)
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -239,8 +239,13 @@ class Interrupted(BaseException):
     """As a signal raises it in the middle of anything."""
 
 
+@pytest.mark.parametrize(
+    "send",
+    (lambda line: line("ECHO", "somebody else's"), lambda line: line.pipeline_one_node([("ECHO", "somebody else's")])),
+    ids=("alone", "in a pipeline"),
+)
 def test_a_connection_with_an_unread_reply_is_never_used_again(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, send: Callable[[PooledConnection], object]
 ) -> None:
     """
     A worker that is interrupted between a question and its answer must not give that answer to the next question:
@@ -256,9 +261,9 @@ def test_a_connection_with_an_unread_reply_is_never_used_again(
             raise Interrupted
 
         with monkeypatch.context() as patch:
-            patch.setattr(connection, "read_response", interrupted)
+            patch.setattr(connection, "_received", interrupted)
             with pytest.raises(Interrupted):
-                line("ECHO", "somebody else's")
+                send(line)
         assert not connection.is_connected
 
         assert line("ECHO", "mine") == b"mine"

@@ -265,6 +265,19 @@ def test_a_server_that_is_loading_is_asked_again(line: PooledConnection) -> None
         connection.read_response(disable_decoding=True)
 
 
+@for_each("reply", (connections._PUSH([b"invalidate"]), redis.exceptions.BusyLoadingError("loading")))
+def test_one_command_alone_takes_neither_for_its_reply(
+    line: PooledConnection, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    line("ECHO", "warm")
+    connection = idle_connection(line)
+    monkeypatch.setattr(connection, "_received", lambda: reply)
+
+    with pytest.raises(redis.exceptions.ConnectionError):
+        connection.ask(("ECHO", "mine"))
+    assert not connection.is_connected
+
+
 @for_each("options", ("", "?health_check_interval=30"))
 def test_a_connection_that_does_more_keeps_to_redis_py(redis_server: RedisServer, options: str) -> None:
     with make_client(redis_server.url + options) as client:

@@ -235,8 +235,8 @@ def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
         return reading
 
     # A new connection greets by redis-py's own methods.
-    for kind in (redis.Connection, DirectConnection):
-        monkeypatch.setattr(kind, "read_response", counted(kind.read_response))
+    monkeypatch.setattr(redis.Connection, "read_response", counted(redis.Connection.read_response))
+    monkeypatch.setattr(DirectConnection, "_received", counted(DirectConnection._received))
     return in_vain
 
 
