@@ -6,11 +6,12 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import field
 from enum import Enum
 from functools import lru_cache, partial
+from operator import itemgetter
 from threading import Lock
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
@@ -213,6 +214,7 @@ _SENDS_A_FILE = frozenset({"x-accel-redirect", "x-sendfile", "x-lighttpd-send-fi
 
 # Characters that end a header early, or that HTTP cannot carry (it uses Latin-1).
 _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
+_name, _value = itemgetter(0), itemgetter(1)
 
 
 @valueclass(frozen=True, slots=True)
@@ -267,9 +269,9 @@ def capture(
     A response that cannot be stored becomes a tombstone, without an error. See `Tee` for `on_end` and `abandoned`.
     """
     headers = tuple(response.headers)
-    names = {name.lower() for name, _ in headers}
-    # Werkzeug searches all fields for each name, and raises an exception within if there is none.
-    announced = response.content_length if "content-length" in names else None
+    fields = _fields_of(tuple(map(_name, headers)), policy.keep_headers)
+    # As `response.content_length` reads it. Werkzeug searches all fields for that.
+    announced = None if fields.length is None else _number(headers[fields.length][1])
     status, storable = response.status_code, True
     line, reason = response.status, ""
     if line != _standard_line(status):
@@ -279,17 +281,17 @@ def capture(
     if not 200 <= status <= 599:
         # RFC 9110, section 15: clients treat it as a 500. An interim status would keep a retry waiting for more.
         status, reason, storable = 500, "", False
-    pairs = []
-    for name, value in kept_headers(headers, policy):
-        # Nearly all values pass the first two checks, which are quick.
-        if not (value.isascii() and value.isprintable()) and _UNSAFE.search(value):
-            reason, storable = "", False
-        else:
-            pairs.append((name, value))
+    pairs = _kept(headers, fields)
+    text = "".join(map(_value, pairs))
+    # Nearly all values pass the first two checks, which are quick.
+    if not (text.isascii() and text.isprintable()):
+        sound = tuple(pair for pair in pairs if not _UNSAFE.search(pair[1]))
+        if len(sound) < len(pairs):
+            pairs, reason, storable = sound, "", False
     body, copying = None, None
     if storable and status in _BODILESS:
         body = b""
-    elif not names.isdisjoint(_SENDS_A_FILE):
+    elif fields.sends_a_file:
         pass  # the body comes from the proxy, so a replay of ours would be empty
     # A body that is too long is left alone, so that a server's sendfile() still works.
     elif storable and (announced or 0) <= policy.max_body:
@@ -310,9 +312,8 @@ def capture(
                 response.response, limit=policy.max_body, announced=announced, on_end=on_end, abandoned=abandoned
             )
             response.response = copying
-    head = StoredResponse(status, reason, tuple(pairs))
-    lost = lost_names(frozenset(names), policy.keep_headers)
-    return CapturedResponse(head, body, copying, headers, announced, "set-cookie" in names, lost)
+    head = StoredResponse(status, reason, pairs)
+    return CapturedResponse(head, body, copying, headers, announced, fields.sets_cookie, fields.lost)
 
 
 def replay(
@@ -330,15 +331,14 @@ def replay(
     the next response on the connection. Raises `CorruptRecord` for a response that no server may send, or that would split.
     """
     status = stored.status
-    for name, value in (*stored.metadata, ("", stored.reason)):
-        text = name + value
-        if not (text.isascii() and text.isprintable()) and _UNSAFE.search(text):
-            raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
+    text = "".join(map("".join, stored.metadata)) + stored.reason
+    if not (text.isascii() and text.isprintable()) and _UNSAFE.search(text):
+        raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
     if not 200 <= status <= 599:
         raise CorruptRecord(f"the stored status {status} is no final status: those are 200 to 599")
     if stored.body and status in _BODILESS:
         raise CorruptRecord(f"the stored response has a body, and its status {status} allows none")
-    pairs = kept_headers(stored.metadata, policy)
+    pairs = _kept(stored.metadata, _fields_of(tuple(map(_name, stored.metadata)), policy.keep_headers))
     line = f"{status} {stored.reason}" if stored.reason else _standard_line(status)
     if stored.kept or status in _BODILESS:
         return build(response_class, stored.body, line, _marked(pairs, policy))
@@ -355,13 +355,17 @@ def replay(
 
 def _marked(pairs: Pairs, policy: Policy) -> list[tuple[str, str]]:
     """Return these fields with those that mark a replay, and with a Cache-Control."""
-    marks = policy.replayed_header
-    names, marking = {name.lower() for name, _ in pairs}, {name.lower() for name, _ in marks}
-    fields = [pair for pair in pairs if pair[0].lower() not in marking] if names & marking else list(pairs)
-    fields += marks
-    if "cache-control" not in names:
-        fields.append(("Cache-Control", "no-store"))
+    replaced, added = _marks(tuple(map(_name, pairs)), policy.replayed_header)
+    fields = [pair for pair in pairs if pair[0].lower() not in replaced] if replaced else list(pairs)
+    fields += added
     return fields
+
+
+@lru_cache(maxsize=1024)
+def _marks(names: tuple[str, ...], marks: Pairs) -> tuple[set[str], Pairs]:
+    """Return which of these fields the marks replace, in lower case, and what is added."""
+    lower, marking = {name.lower() for name in names}, {name.lower() for name, _ in marks}
+    return lower & marking, marks if "cache-control" in lower else (*marks, ("Cache-Control", "no-store"))
 
 
 def overlay(response: Response, other: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
@@ -401,22 +405,61 @@ def looks(response: Response) -> Looks:
     return response.status, list(response.headers), response.response
 
 
-def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
+def kept_headers(headers: Sequence[tuple[str, str]], policy: Policy) -> Pairs:
     """Return the fields that belong to the response, in order, duplicates included."""
-    keep_headers, connection, kept = policy.keep_headers, set[str](), []
-    for name, value in headers:
-        field_name = name.lower()
-        if is_kept(field_name, keep_headers):
-            if not value.isascii() and field_name in ("location", "content-location"):
-                # Werkzeug accepts non-ASCII locations, and encodes them only when the response starts.
-                with suppress(UnicodeError):
-                    value = iri_to_uri(value)
-            kept.append((name, value))
-        elif field_name == "connection":
-            connection.update(token.lower() for token in _tokens(value))
-    if connection:
-        kept = [pair for pair in kept if pair[0].lower() not in connection]
+    return _kept(headers, _fields_of(tuple(map(_name, headers)), policy.keep_headers))
+
+
+def _kept(headers: Sequence[tuple[str, str]], fields: _Fields) -> Pairs:
+    kept = list(map(headers.__getitem__, fields.kept))
+    for at in fields.locations:
+        name, value = kept[at]
+        if not value.isascii():
+            # Werkzeug accepts non-ASCII locations, and encodes them only when the response starts.
+            with suppress(UnicodeError):
+                kept[at] = name, iri_to_uri(value)
+    if fields.connections:
+        ended = {token.lower() for at in fields.connections for token in _tokens(headers[at][1])}
+        kept = [pair for pair in kept if pair[0].lower() not in ended]
     return tuple(kept)
+
+
+@valueclass(frozen=True, slots=True)
+class _Fields:
+    """What the names of a response's fields decide. Positions are in the order of these names."""
+
+    kept: tuple[int, ...]
+    locations: tuple[int, ...]
+    """Positions among the kept ones."""
+    connections: tuple[int, ...]
+    length: int | None
+    """The position of the first Content-Length."""
+    sends_a_file: bool
+    sets_cookie: bool
+    lost: frozenset[str]
+    """See `CapturedResponse.lost`."""
+
+
+@lru_cache(maxsize=256)  # an application sends few sets of fields
+def _fields_of(names: tuple[str, ...], keep_headers: frozenset[str]) -> _Fields:
+    lower = [name.lower() for name in names]
+    kept = tuple(at for at, name in enumerate(lower) if is_kept(name, keep_headers))
+    return _Fields(
+        kept,
+        tuple(number for number, at in enumerate(kept) if lower[at] in ("location", "content-location")),
+        tuple(at for at, name in enumerate(lower) if name == "connection" and at not in kept),
+        lower.index("content-length") if "content-length" in lower else None,
+        not _SENDS_A_FILE.isdisjoint(lower),
+        "set-cookie" in lower,
+        lost_names(frozenset(lower), keep_headers),
+    )
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
 
 
 def _tokens(value: str) -> list[str]:
