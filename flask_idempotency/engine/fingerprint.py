@@ -6,11 +6,12 @@ A false mismatch is annoying; a false match is a wrong charge. So a body in doub
 from __future__ import annotations
 
 import hashlib
+import json.encoder
 import math
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from json import JSONDecoder, JSONEncoder
 from json.encoder import encode_basestring
@@ -285,6 +286,13 @@ _DECODER = JSONDecoder(
 
 
 _ENCODER = JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":"))
+_in_c: Any = getattr(json.encoder, "c_make_encoder", None)
+# The one that `encode` makes for each document. Some interpreters have none.
+_chunks: Callable[[Any, int], Iterable[str]] = (
+    _in_c(None, _ENCODER.default, encode_basestring, None, ":", ",", True, False, True)
+    if _in_c
+    else lambda document, _: _ENCODER.iterencode(document)
+)
 
 
 def _depth(document: Any) -> int:
@@ -301,7 +309,7 @@ def _plain_text(raw: bytes, document: Any) -> str | None:
     if not raw.isascii() or b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
         return None
     try:
-        return _ENCODER.encode(document)
+        return "".join(_chunks(document, 0))
     except TypeError:
         return None
 

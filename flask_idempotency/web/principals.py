@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import CoroutineType
 from typing import Any, Final
 
 from flask import Flask, Request, g, request
@@ -254,7 +256,11 @@ class Credentials:
         """
         set_up: tuple[str, ...]
         if loader is not None:
-            name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), (_LOADER,)
+            named: Any = loader()
+            if isinstance(named, CoroutineType):
+                # Most loaders are no coroutine functions, and Flask's `ensure_sync` takes as long to find that out as they run.
+                named = app.ensure_sync(partial(_awaited, named))()
+            name, set_up = checked(named, "principal_loader"), (_LOADER,)
         else:
             name, set_up, refused = _from_extensions(app, request, EXTENSIONS, in_view=in_view)
             if refused is not None:
@@ -264,6 +270,10 @@ class Credentials:
         if name is None and not self._allow_anonymous and (found := self.of(request)) is not None:
             raise UnknownCaller(found, set_up=set_up, in_view=in_view)
         return name
+
+
+async def _awaited(name: CoroutineType[Any, Any, Any]) -> Any:
+    return await name
 
 
 def principal_by(extensions: tuple[str, ...], request: Request, app: Flask, *, in_view: bool) -> str | None:

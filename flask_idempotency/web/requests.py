@@ -224,7 +224,7 @@ def client_keys(request: Request, policy: Policy) -> list[str]:
             return values
     keys = []
     for name in policy.header:
-        value = request.headers.get(name)
+        value = request.environ.get("HTTP_" + name.upper().replace("-", "_"))
         if value is not None:
             keys.append(value)
     return keys
