@@ -521,26 +521,33 @@ class RowLock(Insert):
             return outcome
         with transaction(connection):
             # A claim that does not get the lock leaves the write to the worker that has it.
-            found = connection.execute(self._read_locked, query.parameters).one_or_none()
+            found = self._locked(connection, query)
             return None if found is None else self._writer.apply(connection, row_of(found), query)
 
+    def _locked(self, connection: RecordConnection, query: ClaimQuery) -> Any | None:
+        return connection.execute(self._read_locked, query.parameters).one_or_none()
 
-class Advisory(Insert):
-    """PostgreSQL: one short transaction for each claim. Claims queue by the key's number, whether or not there is a row.
+
+class Advisory(RowLock):
+    """PostgreSQL: as above, but claims that insert or change a row queue by the key's number. A replay does not queue.
 
     Two keys of one number only wait for each other. The lock only saves work: workers with another strategy do not take it,
-    so every write still compares.
+    nor do new keys within a quota, so every write still compares.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)
+        self._claim_or_read = statements.claim_or_read(dialect, queues=True)
         self._lock = statements.advisory_lock(dialect)
 
     def _try(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
-        with transaction(connection):
-            connection.execute(self._lock, {**query.parameters, "my_number": number_of(query.request.key.rid)})
-            # In a separate statement: a claim that waited for the lock sees what was there before it waited.
-            return super()._try(connection, query)
+        numbered = {**query.parameters, "my_number": number_of(query.request.key.rid)}
+        return super()._try(connection, replace(query, parameters=numbered))
+
+    def _locked(self, connection: RecordConnection, query: ClaimQuery) -> Any | None:
+        connection.execute(self._lock, query.parameters)
+        # In a separate statement: a claim that waited for the lock sees what was there before it waited.
+        return connection.execute(self._read, query.parameters).one_or_none()
 
 
 def number_of(rid: bytes) -> int:

@@ -226,13 +226,21 @@ def regranted(
     )
 
 
-def insert(dialect: Dialect, *, within: sa.Select[Any] | None = None, numbered: bool = False) -> Any:
+def insert(
+    dialect: Dialect, *, within: sa.Select[Any] | None = None, numbered: bool = False, queues: bool = False
+) -> Any:
     """Insert the row of a new key, if `within` has a row. Return no row if another worker was faster.
 
-    For a known key, the database does not run `within`. `numbered`: on MariaDB, take the fence from the sequence.
+    For a known key, the database runs none of these: `within`; `numbered`, which takes the fence from the sequence on MariaDB;
+    `queues`, which takes the advisory lock of the key on PostgreSQL.
     """
     # Set the lock timeout here, where no replay passes: it takes a third as long as a replay.
     moment = dialect.moment(bounded=True).subquery("moment")
+    if queues:
+        # The time is read after the wait, so that the lease is whole.
+        moment = (
+            sa.select(dialect.now.label("now")).select_from(advisory_lock(dialect).subquery("alone")).subquery("moment")
+        )
     values: dict[str, sa.ColumnElement[Any]] = {
         "record_id": binary("my_record_id"),
         "tenant_id": binary("my_tenant_id"),
@@ -347,13 +355,13 @@ def end_wait_silently(dialect: Dialect) -> sa.Update:
     return statement.values(succeeded=sa.null())
 
 
-def claim_or_read(dialect: Dialect) -> sa.Select[Any]:
+def claim_or_read(dialect: Dialect, *, queues: bool = False) -> sa.Select[Any]:
     """PostgreSQL: return one row, with `now` and either the new row's fence in `granted` or the existing row.
 
     It may hold neither: another worker committed a row after this statement took its snapshot. Then send it again. A known
-    key takes no fence and no attempt to insert.
+    key takes no fence, no lock and no attempt to insert.
     """
-    granted = insert(dialect).cte("granted")
+    granted = insert(dialect, queues=queues).cte("granted")
     moment = sa.select(dialect.now.label("now")).subquery("moment")
     both = moment.outerjoin(granted, sa.true()).outerjoin(records, is_mine())
     return sa.select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)

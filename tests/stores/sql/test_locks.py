@@ -16,6 +16,7 @@ from flask_idempotency.engine.model import Grant, InFlight, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS, number_of
+from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import PROCESSING, TAKEOVER, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import (
@@ -35,11 +36,10 @@ from tests.stores.sql.test_statements import WRITES
 from tests.tooling.processes import eventually
 
 PATIENCE_MS = 100
-LOCK = "SELECT pg_advisory_xact_lock"
 AGAIN = {
     "insert": ["WITH granted", "WITH granted"],
     "row_lock": ["WITH granted", "WITH granted"],
-    "advisory": [LOCK, "WITH granted", LOCK, "WITH granted"],
+    "advisory": ["WITH granted", "WITH granted"],
 }
 """What a claim sends that finds neither a place for its row nor the row, and looks again."""
 AT_ONCE_SECONDS = 60.0
@@ -213,6 +213,28 @@ def test_a_locked_advisory_number_grants_no_claim(
     assert InFlight(RETRY_SECONDS) == store.claim(a_request(free), token=a_token(), lease=LEASE)
     assert found(store, done) == store.claim(a_request(done), token=a_token(), lease=LEASE)
     assert store.read(free) is None
+
+
+@on_postgresql
+def test_a_lease_begins_after_the_wait_for_an_advisory_lock(
+    make_engine: MakeEngine,
+    elsewhere: Connection,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a claim that waited would have less time than it was granted."""
+    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 20_000)
+    store, key = SqlStore(Database(make_engine()), strategy="advisory"), a_key()
+    elsewhere.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number_of(key.rid)})
+
+    with make_engine(isolation_level="AUTOCOMMIT").connect() as watcher:
+        claim: Future[StoreOutcome] = threads.submit(store.claim, a_request(key), token=a_token(), lease=LEASE)
+        assert eventually(lambda: somebody_waits(watcher))
+        waited_until = watcher.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
+        elsewhere.commit()
+        granted(claim.result(timeout=60))
+
+    assert found(store, key).requested_at >= waited_until
 
 
 @on_postgresql

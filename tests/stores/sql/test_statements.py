@@ -121,6 +121,7 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         for made in public(module):
             if made not in (completion.complete, completion.resolve):
                 found[f"{folder}{made.__name__}"] = made, NOT_ON_ALL.get(made, ALL)
+    found["claim_or_read_in_queue"] = partial(statements.claim_or_read, queues=True), ONLY_POSTGRESQL
     found["insert_numbered"] = partial(statements.insert, numbered=True), ONLY_MYSQL
     for form in FORMS:
         options: dict[str, Any] = dict.fromkeys(form, True)
@@ -282,17 +283,24 @@ def test_on_sqlite_a_refusal_takes_no_lock_and_a_grant_reads_again_under_it(
 
 
 @on_postgresql
-@pytest.mark.parametrize(
-    ("strategy", "statements"),
-    (
-        ("row_lock", ["WITH granted"]),
-        ("advisory", ["SELECT pg_advisory_xact_lock(%(my_number)s::BIGINT)", "WITH granted"]),
-    ),
-)
-def test_a_replay_by_the_other_strategies(
-    open_store: OpenStore, clock: FrozenClock, strategy: str, statements: list[str]
+@pytest.mark.parametrize("strategy", ("row_lock", "advisory"))
+@pytest.mark.parametrize("what", ("new", "replay", "mismatch", "conflict"))
+def test_the_other_strategies_lock_only_what_they_change(
+    open_store: OpenStore, clock: FrozenClock, strategy: str, what: str
 ) -> None:
-    assert statements == statements_of_a_claim(open_store(strategy=strategy), clock, "replay")
+    assert ["WITH granted"] == statements_of_a_claim(open_store(strategy=strategy), clock, what)
+
+
+@on_postgresql
+def test_an_advisory_lock_comes_before_each_change(open_store: OpenStore, clock: FrozenClock) -> None:
+    locked = [
+        "WITH granted",
+        "SELECT pg_advisory_xact_lock(%(my_number)s::BIGINT)",
+        "SELECT idempotency_records.state,",
+    ]
+    for what in ("take-over", "quarantine"):
+        sent_for_it = statements_of_a_claim(open_store(strategy="advisory"), clock, what)
+        assert [*locked, "UPDATE idempotency_records"] == sent_for_it
 
 
 def test_an_owners_write_is_one_statement(open_store: OpenStore, clock: FrozenClock) -> None:
