@@ -22,9 +22,6 @@ MYSQL: Final = "mysql"
 MYSQL_NAMES: Final = (MYSQL, "mariadb")
 """SQLAlchemy's names of it."""
 
-RANDOM_MYSQL: Final = "cast(conv(left(sha2(concat(uuid(), rand()), 256), 15), 16, 10) as signed)"
-"""A random number of 60 bits, as no other database has."""
-
 LOCK_TIMEOUT_MS: Final = 2000
 """How long a write waits for another transaction's lock on its row. Ours last a millisecond. After two seconds the holder is
 frozen, and a worker that goes on waiting hangs with it."""
@@ -44,6 +41,8 @@ class Dialect:
     """The SQL function that returns the larger of two numbers."""
     least: str
     """The SQL function that returns the smaller of two numbers."""
+    random: str
+    """A random number of 60 bits or more, as no other database has."""
     returns: bool = True
     """Whether a write can return the rows that it has changed."""
 
@@ -106,6 +105,9 @@ DIALECTS: Final = {
         clock="(extract(epoch from clock_timestamp()) * 1000000)::bigint",
         greatest="greatest",
         least="least",
+        # In a version 4 UUID every bit of the first twelve digits and of the last four is random.
+        random="(SELECT ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
+        " FROM replace(gen_random_uuid()::text, '-', '') AS hex)",
     ),
     SQLITE: Dialect(
         SQLITE,
@@ -113,6 +115,7 @@ DIALECTS: Final = {
         clock="cast((julianday('now') - 2440587.5) * 86400000000 as integer)",
         greatest="max",
         least="min",
+        random="random() & 9223372036854775807",
     ),
     MYSQL: Dialect(
         MYSQL,
@@ -121,6 +124,7 @@ DIALECTS: Final = {
         clock="timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
         greatest="greatest",
         least="least",
+        random="cast(conv(left(sha2(concat(uuid(), rand()), 256), 15), 16, 10) as signed)",
         returns=False,
     ),
 }

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, POSTGRESQL, RANDOM_MYSQL, SQLITE, kind_of
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, POSTGRESQL, kind_of
 from flask_idempotency.stores.sql.errors import is_missing_sequence
 from flask_idempotency.stores.sql.mysql import NUMBERED, Numbers
 from flask_idempotency.stores.sql.naming import named, prefix
@@ -37,40 +37,13 @@ _FENCES_LOW: Final = (
 _MISSING_POSTGRESQL: Final = _MISSING + _FENCES_LOW
 _MISSING_OTHERS: Final = _MISSING + "0 AS low_fences"
 
-_WRITE_VERSION: Final = {
-    MYSQL: (
-        "INSERT INTO {schema}idempotency_meta (name, value) VALUES ('schema_version', :version)"
-        " ON DUPLICATE KEY UPDATE value = greatest(value, VALUES(value))"
-    ),
-    **dict.fromkeys(
-        (POSTGRESQL, SQLITE),
-        "INSERT INTO {schema}idempotency_meta (name, value) VALUES ('schema_version', :version)"
-        " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value",
-    ),
-}
 # Encrypted responses are bound to the number, and cached ones are found by it. If either may exist, only an operator may
 # choose a new number: `flask idempotency db upgrade`.
-_UNLESS_IN_USE: Final = (
-    " WHERE NOT EXISTS (SELECT 1 FROM {schema}idempotency_data_keys)"
+_NOT_IN_USE: Final = (
+    "NOT EXISTS (SELECT 1 FROM {schema}idempotency_data_keys)"
     " AND NOT EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'cached_since')"
 )
-_UNLESS_NAMED: Final = " ON CONFLICT (name) DO NOTHING"
-_NAME_POSTGRESQL: Final = (
-    "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store',"  # noqa: S608 - our own words
-    " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
-    " FROM replace(gen_random_uuid()::text, '-', '') AS hex" + _UNLESS_IN_USE + _UNLESS_NAMED
-)
-_NAME_SQLITE: Final = (
-    "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store', random() & 9223372036854775807"
-    + _UNLESS_IN_USE
-    + _UNLESS_NAMED
-)
-_NAME_MYSQL: Final = (
-    f"INSERT INTO {{schema}}idempotency_meta (name, value) SELECT 'store', {RANDOM_MYSQL}"
-    + _UNLESS_IN_USE
-    + " ON DUPLICATE KEY UPDATE name = VALUES(name)"
-)
-_NAMES: Final = {POSTGRESQL: _NAME_POSTGRESQL, SQLITE: _NAME_SQLITE, MYSQL: _NAME_MYSQL}
+_META: Final = "{schema}idempotency_meta"
 _LAST_FENCE: Final = (
     f"SELECT greatest({DIALECTS[MYSQL].clock},"  # noqa: S608 - our own words
     " coalesce((SELECT value FROM {schema}idempotency_meta WHERE name = 'fence'), 0))"
@@ -128,12 +101,14 @@ def raise_sequence(connection: Connection) -> None:
 
 def write_version(connection: Connection) -> None:
     """Note that this database has all that this release needs, unless a later release has noted more."""
-    connection.execute(named(connection, _WRITE_VERSION[kind_of(connection.dialect.name)]), {"version": VERSION})
+    kind = kind_of(connection.dialect.name)
+    connection.execute(named(connection, schema.fact(kind, _META, "schema_version", str(VERSION), rises=True)))
 
 
 def name_store(connection: Connection) -> None:
     """Give this database a random number, unless it has one, or has lost one that is still in use."""
-    connection.execute(named(connection, _NAMES[kind_of(connection.dialect.name)]))
+    kind = kind_of(connection.dialect.name)
+    connection.execute(named(connection, schema.fact(kind, _META, "store", DIALECTS[kind].random, where=_NOT_IN_USE)))
 
 
 def _raise_fences(connection: Connection) -> None:

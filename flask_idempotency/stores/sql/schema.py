@@ -1,6 +1,6 @@
 """Declare the tables and indexes, and find out which of them a database lacks.
 
-`migrations/` creates the same tables step by step; a test compares the two.
+`create_all` and Alembic make the tables from here, and so does an upgrade.
 
 Times are whole microseconds since the epoch by the database server's clock, so arithmetic is exact on every database.
 Responses are bytes and not JSON, so that a replay is exactly what the server sent.
@@ -18,66 +18,65 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, RANDOM_MYSQL
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, SUPPORTED
 from flask_idempotency.stores.sql.naming import Catalogue, named, prefix
 
-# What a `MetaData` cannot say, for applications that make the tables with `create_all`. The migrations make the same.
-# Responses arrive compressed, so the server need not try. A record is written twice and grows in between: free space on
-# the page keeps both versions there.
-_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL"
-# Its rows are updated often: with free space on the page, an update touches no index.
-_QUOTA_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
-_STEP_STORAGE: Final = "ALTER TABLE %(fullname)s ALTER COLUMN payload SET STORAGE EXTERNAL"
-_VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
-# Random, so that no two databases have the same: it tells their responses apart in a Redis cache that they share.
-_STORE_POSTGRESQL: Final = (
-    "INSERT INTO %(fullname)s (name, value) SELECT 'store',"
-    " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
-    " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
-)
-_STORE_SQLITE: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('store', random() & 9223372036854775807)"
+# What a `MetaData` cannot say, for applications that make the tables with `create_all`, and for upgrades.
+STORAGE: Final = {
+    # Responses arrive compressed, so the server need not try. A record is written twice and grows in between: free space on
+    # the page keeps both versions there.
+    "idempotency_records": "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL",
+    # Its rows are updated often: with free space on the page, an update touches no index.
+    "idempotency_quota": "ALTER TABLE %(fullname)s SET (fillfactor = 50)",
+    "idempotency_steps": "ALTER TABLE %(fullname)s ALTER COLUMN payload SET STORAGE EXTERNAL",
+}
+"""Statements of PostgreSQL, by the table."""
 # From the clock and not from one, so that fences rise even over tables that were dropped and created again.
-_FENCE_FACT: Final = (
-    "INSERT INTO %(fullname)s (name, value)"
-    " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
-)
-_STORE_MYSQL: Final = f"INSERT INTO %(fullname)s (name, value) VALUES ('store', {RANDOM_MYSQL})"  # noqa: S608 - our own words
-_FENCE_MYSQL: Final = f"INSERT INTO %(fullname)s (name, value) VALUES ('fence', {DIALECTS[MYSQL].clock})"  # noqa: S608
 _FENCE_SEQUENCE: Final = (
     "SELECT setval(pg_get_serial_sequence('%(fullname)s', 'number'),"
     " (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
 )
 
 
-def complete(
-    records: sa.Table,
-    meta: sa.Table,
-    fence_numbers: sa.Table,
-    quota_buckets: sa.Table,
-    steps: sa.Table,
-    *,
-    version: int,
-) -> None:
+def fact(kind: str, place: str, name: str, value: str, *, rises: bool = False, where: str = "1 = 1") -> str:
+    """Return the statement that writes a row of this table of facts. One that is there stays, or rises to a higher value."""
+    written = f"INSERT INTO {place} (name, value) SELECT '{name}', {value} WHERE {where}"
+    if kind == MYSQL:
+        both = "idempotency_meta.value, VALUES(value)"
+        return f"{written} ON DUPLICATE KEY UPDATE value = {f'greatest({both})' if rises else 'idempotency_meta.value'}"
+    higher = "UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
+    return f"{written} ON CONFLICT (name) DO {higher if rises else 'NOTHING'}"
+
+
+def facts(kind: str, place: str) -> Iterator[str]:
+    """Yield the statements that write the store's number, and the last fence where no sequence keeps it.
+
+    The number never changes. It is random, so that no two databases have the same: it tells their responses apart in a Redis
+    cache that they share.
+    """
+    yield fact(kind, place, "store", DIALECTS[kind].random)
+    if kind != POSTGRESQL:
+        yield fact(kind, place, "fence", DIALECTS[kind].clock, rises=True)
+
+
+def complete(metadata: sa.MetaData) -> None:
     """Make `create_all` also set storage parameters, and write the version, the store's number and the first fence."""
-    _after(records, _STORAGE, dialect="postgresql")
-    _after(quota_buckets, _QUOTA_STORAGE, dialect="postgresql")
-    _after(steps, _STEP_STORAGE, dialect="postgresql")
-    _after(meta, _VERSION, version=version)
-    _after(meta, _STORE_POSTGRESQL, dialect="postgresql")
-    _after(meta, _STORE_SQLITE, dialect="sqlite")
-    _after(meta, _FENCE_FACT, dialect="sqlite")
-    _after(meta, _STORE_MYSQL, dialect=MYSQL_NAMES)
-    _after(meta, _FENCE_MYSQL, dialect=MYSQL_NAMES)
-    _after(fence_numbers, _FENCE_SEQUENCE, dialect="postgresql")
+    for name, statement in STORAGE.items():
+        _after(metadata.tables[name], statement, POSTGRESQL)
+    for kind in SUPPORTED:
+        version = fact(kind, "%(fullname)s", "schema_version", str(VERSION), rises=True)
+        for statement in (version, *facts(kind, "%(fullname)s")):
+            _after(metadata.tables[META], statement, *(MYSQL_NAMES if kind == MYSQL else (kind,)))
+    _after(metadata.tables[FENCE_NUMBERS], _FENCE_SEQUENCE, POSTGRESQL)
 
 
-def _after(target: sa.Table, statement: str, *, dialect: str | tuple[str, ...] | None = None, **words: object) -> None:
-    ddl: Any = sa.DDL(statement, context=words)  # type: ignore[no-untyped-call]
-    sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
+def _after(target: sa.Table, statement: str, *dialects: str) -> None:
+    ddl: Any = sa.DDL(statement)  # type: ignore[no-untyped-call]
+    sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialects))
 
 
 VERSION: Final = 6
-"""The last migration of those that create what is declared here."""
+"""The number of the last line of `migrations.STEPS`: what is declared here is complete with it."""
 
 RECORDS: Final = "idempotency_records"
 META: Final = "idempotency_meta"
@@ -275,28 +274,28 @@ def define(metadata: sa.MetaData) -> None:
         "lease_expires_at",
         where="in_quota = 1 AND lease_expires_at IS NOT NULL",
     )
-    meta = _table(
+    _table(
         META,
         metadata,
         _key("name", sa.String(40)),
         _required("value", sa.BigInteger),
         comment="The schema's version, the store's own number, and on SQLite the last fence.",
     )
-    quota_buckets = _of_tenants(metadata)
+    _of_tenants(metadata)
     _of_janitors(metadata)
-    fence_numbers = _table(
+    _table(
         FENCE_NUMBERS,
         metadata,
         sa.Column("number", sa.BigInteger, primary_key=True),
         comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
     )
     _of_messages(metadata)
-    steps = _of_journals(metadata)
-    complete(records, meta, fence_numbers, quota_buckets, steps, version=VERSION)
+    _of_journals(metadata)
     _of_consoles(metadata)
+    complete(metadata)
 
 
-def _of_tenants(metadata: sa.MetaData) -> sa.Table:
+def _of_tenants(metadata: sa.MetaData) -> None:
     _table(
         TENANTS,
         metadata,
@@ -322,7 +321,7 @@ def _of_tenants(metadata: sa.MetaData) -> sa.Table:
         _optional("disabled_at", sa.BigInteger, "since then the key decrypts, and encrypts nothing new"),
         comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
     )
-    return _table(
+    _table(
         QUOTA,
         metadata,
         _key("tenant_id", _bytes(16)),
@@ -404,7 +403,7 @@ def _of_messages(metadata: sa.MetaData) -> None:
     _index(outbox, "idempotency_outbox_kept", "published_at", where="published_at IS NOT NULL")
 
 
-def _of_journals(metadata: sa.MetaData) -> sa.Table:
+def _of_journals(metadata: sa.MetaData) -> None:
     steps = _table(
         STEPS,
         metadata,
@@ -436,7 +435,6 @@ def _of_journals(metadata: sa.MetaData) -> sa.Table:
         comment="One row for each durable step of a request that is not completed. Only flask_idempotency writes to it.",
     )
     _index(steps, "idempotency_steps_of_tenant", "tenant_id")
-    return steps
 
 
 def _of_consoles(metadata: sa.MetaData) -> None:
@@ -585,6 +583,12 @@ class SchemaGaps:
         """True if something is missing that only a migration creates."""
         return bool(self.tables or self.columns or self.indexes or self.sequences)
 
+
+LATER: Final = {
+    RECORDS: ("steps", "step_write", "response_expires_at"),
+    OUTBOX: ("namespace", "sent_id", "lane", "digest", "ready_at"),
+}
+"""Columns that a later release has added. An upgrade adds no other: it would be empty, and the lost one holds what replays."""
 
 RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != OUTBOX)
 """The tables that every application with this store needs. Only an application with an outbox needs its table."""

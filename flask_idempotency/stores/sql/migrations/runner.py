@@ -1,29 +1,20 @@
-"""Upgrade a database: find the steps that it lacks, and run them under a lock, one upgrade at a time."""
+"""Upgrade a database: find out what it lacks, and add that under a lock, one upgrade at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, Table, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.schema import CreateColumn, SetColumnComment, SetTableComment
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, RANDOM_MYSQL, SQLITE, SUPPORTED, kind_of
+from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, SUPPORTED, kind_of
 from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import raise_sequence, write_version
-from flask_idempotency.stores.sql.migrations import (
-    m0001_tables,
-    m0002_outbox,
-    m0003_steps,
-    m0004_activity,
-    m0005_outbox_namespaces,
-    m0006_remembered,
-)
-from flask_idempotency.stores.sql.migrations.step import Step
+from flask_idempotency.stores.sql.migrations.additions import add_facts, add_parts, comment
 from flask_idempotency.stores.sql.mysql import IN_CLUSTER, has_sequences, is_in_cluster
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
@@ -156,29 +147,22 @@ def _begin(connection: Connection) -> bool:
 
 
 STEPS: Final = (
-    m0001_tables.STEP,
-    m0002_outbox.STEP,
-    m0003_steps.STEP,
-    m0004_activity.STEP,
-    m0005_outbox_namespaces.STEP,
-    m0006_remembered.STEP,
+    "idempotency_records, _meta, _tenants, _data_keys, _quota, _tasks, _fence_numbers, and the store's number",
+    "idempotency_outbox",
+    "idempotency_steps, and the columns steps and step_write of idempotency_records",
+    "idempotency_activity, _activity_tokens, _observations, _audit",
+    "namespaces of messages in idempotency_outbox",
+    "response_expires_at in idempotency_records",
 )
-OUTBOX_STEPS: Final = (m0002_outbox.STEP, m0005_outbox_namespaces.STEP)
-LATEST: Final = STEPS[-1].number
+"""What each version of the schema added, in a few words for the operator. A release that changes the tables adds a line.
+
+`add_parts` compares names. A release that changes what has a name already, such as a type, needs a statement for it beside.
+"""
+
+LATEST: Final = len(STEPS)
+OUTBOX_STEPS: Final = (2, 5)
 
 _READ_VERSION: Final = "SELECT value FROM {schema}idempotency_meta WHERE name = 'schema_version'"
-_WRITE_VERSION: Final = text(
-    "INSERT INTO idempotency_meta (name, value) VALUES ('schema_version', :version)"
-    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
-)
-
-_MYSQL_ROWS: Final = (
-    f"INSERT INTO idempotency_meta (name, value) VALUES ('store', {RANDOM_MYSQL})"  # noqa: S608 - our own words
-    " ON DUPLICATE KEY UPDATE value = idempotency_meta.value",
-    f"INSERT INTO idempotency_meta (name, value) VALUES ('fence', {DIALECTS[MYSQL].clock})"  # noqa: S608
-    " ON DUPLICATE KEY UPDATE value = greatest(idempotency_meta.value, VALUES(value))",
-)
-"""The rows that come with the tables, where they were lost."""
 
 
 def upgrade(bind: Engine | Connection) -> list[str]:
@@ -211,10 +195,9 @@ def upgrade_outbox(engine: Engine) -> list[str]:
         with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
             if not schema.outbox_gaps(connection):
                 return []
-            done = [step.run(connection) for step in OUTBOX_STEPS]
-            _complete(connection, [schema.outbox])
-            _comment(connection, [schema.outbox])
-            return done
+            add_parts(connection, [schema.outbox])
+            comment(connection, [schema.outbox])
+            return [_line(number) for number in OUTBOX_STEPS]
 
 
 def version(connection: Connection) -> int:
@@ -248,16 +231,13 @@ def _check_dialect(dialect: str) -> None:
 def _upgrade(connection: Connection) -> list[str]:
     _check_dialect(connection.dialect.name)
     with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
-        done = [step.run(connection) for step in _steps_for(connection)]
+        done = _steps_for(connection)
         if done:
-            _complete(connection, schema.metadata.tables.values())
-            _comment(connection, schema.metadata.tables.values())
-            if kind_of(connection.dialect.name) == MYSQL:
-                for statement in _MYSQL_ROWS:
-                    connection.exec_driver_sql(statement)
-                write_version(connection)
-            else:
-                connection.execute(_WRITE_VERSION, {"version": LATEST})
+            tables = schema.metadata.tables.values()
+            add_parts(connection, tables)
+            comment(connection, tables)
+            add_facts(connection)
+            write_version(connection)
         if _lacks_sequence(connection):
             raise_sequence(connection)
             return done or [f"created the sequence {schema.FENCES}"]
@@ -279,51 +259,13 @@ _SEQUENCES: Final = text(
 )
 
 
-def _complete(connection: Connection, tables: Iterable[Table]) -> None:
-    """On MySQL, add what these tables lack. No release had other tables there, so no step has statements for it."""
-    if kind_of(connection.dialect.name) != MYSQL:
-        return
-    catalogue = Catalogue(connection)
-    for table in tables:
-        if not catalogue.has_table(table.name):
-            table.create(connection)
-            continue
-        columns, indexes = catalogue.columns(table.name), catalogue.indexes(table.name)
-        for column in table.columns:
-            if column.name not in columns:
-                added = CreateColumn(column).compile(dialect=connection.dialect)
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
-        for index in table.indexes:
-            if index.name not in indexes:
-                index.create(connection)
-
-
-_COMMENTS: Final = text(
-    "SELECT NULL AS name, obj_description(oid, 'pg_class') AS words FROM pg_class WHERE oid = to_regclass(:name)"
-    " UNION ALL SELECT attname::text, col_description(attrelid, attnum) FROM pg_attribute"
-    " WHERE attrelid = to_regclass(:name)"
-)
-
-
-def _comment(connection: Connection, tables: Iterable[Table]) -> None:
-    """Give tables and columns the comments of this release. SQLite keeps none.
-
-    Change only those that differ: a change locks the table.
-    """
-    if connection.dialect.name != "postgresql":
-        return
-    for table in tables:
-        for name, words in connection.execute(_COMMENTS, {"name": table.name}).all():
-            if name is None:
-                if words != table.comment:
-                    connection.execute(SetTableComment(table))
-            elif name in table.columns and table.columns[name].comment not in (None, words):
-                connection.execute(SetColumnComment(table.columns[name]))
-
-
-def _steps_for(connection: Connection) -> list[Step]:
+def _steps_for(connection: Connection) -> list[str]:
     reached = version(connection)
     if reached <= LATEST and schema.lacks(connection, outbox=True):
-        # Something was dropped since. Run every step again: each only adds what is missing.
+        # Something was dropped since.
         reached = 0
-    return [step for step in STEPS if step.number > reached]
+    return [_line(number) for number in range(reached + 1, LATEST + 1)]
+
+
+def _line(number: int) -> str:
+    return f"{number:04}: {STEPS[number - 1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, new_index, new_table
+from tests.stores.sql.migrations.frozen.step import Step, new_index, new_table
 
 _TABLES: Final = (
     """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, new_column, new_index
+from tests.stores.sql.migrations.frozen.step import Step, new_column, new_index
 
 _TABLE: Final = "idempotency_outbox"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where, new_column, new_index, new_table
+from tests.stores.sql.migrations.frozen.step import Step, Where, new_column, new_index, new_table
 
 _STEPS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_steps (
