@@ -82,7 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.unsettled + (chosen.forget is not None) + sending != 1 or (sending and chosen.url is None):
         parser.error("give a method and a URL, or --unsettled, or --forget NAME")
     if sending:
-        _refuse_faults(chosen, parser)
+        if chosen.method.upper() not in METHODS:
+            parser.error("METHOD is POST, PUT, PATCH or DELETE: the others need no key")
+        if not _names_host(chosen.url, "http", "https"):
+            parser.error("the URL must begin with http:// or https:// and name a host")
+        if chosen.intent is None:
+            parser.error("give --intent NAME: what shall happen once, such as 'pay invoice 17'")
     try:
         try:
             ledger = _ledger(chosen)
@@ -143,16 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--unsettled", action="store_true", help="list what may have been done and has no response")
     parser.add_argument("--forget", metavar="NAME", help="forget a name, after you looked up what became of it")
     return parser
-
-
-def _refuse_faults(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """End with a message if a request cannot be sent as written."""
-    if chosen.method.upper() not in METHODS:
-        parser.error("METHOD is POST, PUT, PATCH or DELETE: the others need no key")
-    if not _names_host(chosen.url, "http", "https"):
-        parser.error("the URL must begin with http:// or https:// and name a host")
-    if chosen.intent is None:
-        parser.error("give --intent NAME: what shall happen once, such as 'pay invoice 17'")
 
 
 def _ledger(chosen: argparse.Namespace) -> Ledger:

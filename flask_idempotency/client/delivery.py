@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Final, NoReturn, Self, TypeAlias
+from typing import Any, Final, NoReturn, Self
 from weakref import WeakValueDictionary
 
 from flask_idempotency.client.errors import (
@@ -43,7 +43,15 @@ CHALLENGES: Final = UNDONE - {307, 308, 425, 429}
 
 _log = logging.getLogger("flask_idempotency.client")
 
-_Ending: TypeAlias = type[ClientError]
+_ENDINGS: Final[Mapping[Verdict, tuple[State | None, type[ClientError], str]]] = {
+    Verdict.NOT_KEPT: ("done", AnswerNotKept, "The service has no response to send."),
+    Verdict.ERASED: ("done", AnswerErased, "The service has no response to send."),
+    Verdict.EXPIRED: ("done", AnswerExpired, "The service no longer keeps the response."),
+    Verdict.VOIDED: ("voided", KeyVoided, "The key was voided."),
+    Verdict.KEY_REUSED: (None, KeyReused, "The service knows the key with another request."),
+    Verdict.IN_FLIGHT: (None, InFlight, "An earlier attempt still runs."),
+}
+"""What a response with this verdict makes of the intent, and how it ends the call."""
 
 
 class Late(Exception):
@@ -297,22 +305,9 @@ class Delivery:
             case Verdict.PAUSED:
                 # The caller gets what the view wrote. No status of it settles the intent.
                 pass
-            case Verdict.NOT_KEPT:
-                self._state = "done"
-                self._end(AnswerNotKept, "The service has no response to send.", response)
-            case Verdict.ERASED:
-                self._state = "done"
-                self._end(AnswerErased, "The service has no response to send.", response)
-            case Verdict.VOIDED:
-                self._state = "voided"
-                self._end(KeyVoided, "The key was voided.", response)
-            case Verdict.EXPIRED:
-                self._state = "done"
-                self._end(AnswerExpired, "The service no longer keeps the response.", response)
-            case Verdict.KEY_REUSED:
-                self._end(KeyReused, "The service knows the key with another request.", response)
-            case Verdict.IN_FLIGHT:
-                self._end(InFlight, "An earlier attempt still runs.", response)
+            case verdict if (ending := _ENDINGS.get(verdict)) is not None:
+                self._state, kind, reason = ending
+                self._end(kind, reason, response)
             case Verdict.REFUSED | Verdict.RETRY_UNDONE if not self._doubt:
                 self._state = "refused"
                 self._end(Refused, f"The service refused the request with {reading.status}.", response)
@@ -332,7 +327,9 @@ class Delivery:
             # Not carried out. The same key may follow a redirect, or come again with credentials.
             self._state = "sent"
 
-    def _end(self, ending: _Ending, reason: str, response: Any = None, *, cause: Exception | None = None) -> NoReturn:
+    def _end(
+        self, ending: type[ClientError], reason: str, response: Any = None, *, cause: Exception | None = None
+    ) -> NoReturn:
         reading = self._last
         raise ending(
             reason,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
@@ -107,23 +108,16 @@ class IdempotentTransport(_Transport[httpx.BaseTransport], httpx.BaseTransport):
         body = request.read() if _repeatable(request, self._rules.max_body) else None
         delivery.start(request.method, request.headers.get("Content-Type", ""), body)
         _write_key(request, self._rules.header, delivery.key)
-        timeouts = dict(request.extensions.get("timeout", {}))
-        with delivery:
-            try:
-                while True:
-                    request.extensions["timeout"] = _cut(timeouts, delivery.remaining)
-                    try:
-                        response, decoded = self._attempt(request, delivery)
-                    except _LOST as error:
-                        wait = _failed(delivery, error)
-                    else:
-                        received = _received(delivery, request, response, decoded)
-                        if received is None:
-                            return response
-                        wait = received
-                    self._rules.retries.timing.sleep(wait)
-            finally:
-                request.extensions["timeout"] = timeouts
+        with delivery, _cutting(request, delivery) as cut:
+            while True:
+                cut()
+                try:
+                    ended = _ended(delivery, request, self._attempt(request, delivery))
+                except _LOST as error:
+                    ended = _failed(delivery, error)
+                if isinstance(ended, httpx.Response):
+                    return ended
+                self._rules.retries.timing.sleep(ended)
 
     def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
         response = self._inner.handle_request(request)
@@ -199,24 +193,18 @@ class AsyncIdempotentTransport(_Transport[httpx.AsyncBaseTransport], httpx.Async
         media_type = request.headers.get("Content-Type", "")
         await in_thread(lambda: delivery.start(request.method, media_type, body), on_disk=delivery.on_disk)
         _write_key(request, self._rules.header, delivery.key)
-        timeouts = dict(request.extensions.get("timeout", {}))
-        # A cancelled call is noted too.
-        async with delivery:
-            try:
+        with _cutting(request, delivery) as cut:
+            # A cancelled call is noted too.
+            async with delivery:
                 while True:
-                    request.extensions["timeout"] = _cut(timeouts, delivery.remaining)
+                    cut()
                     try:
-                        response, decoded = await self._attempt(request, delivery)
+                        ended = _ended(delivery, request, await self._attempt(request, delivery))
                     except _LOST as error:
-                        wait = _failed(delivery, error)
-                    else:
-                        received = _received(delivery, request, response, decoded)
-                        if received is None:
-                            return response
-                        wait = received
-                    await self._rules.retries.timing.async_sleep(wait)
-            finally:
-                request.extensions["timeout"] = timeouts
+                        ended = _failed(delivery, error)
+                    if isinstance(ended, httpx.Response):
+                        return ended
+                    await self._rules.retries.timing.async_sleep(ended)
 
     async def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
         with anyio.move_on_after(delivery.remaining):
@@ -240,13 +228,23 @@ def _repeatable(request: httpx.Request, max_body: int) -> bool:
     return length.isdecimal() and int(length) <= max_body and isinstance(request.stream, (Iterable, AsyncIterable))
 
 
-def _cut(timeouts: dict[str, float | None], remaining: float) -> dict[str, float]:
-    # 0 would mean "do not block" to a socket.
-    least = max(remaining, 0.001)
-    return {
-        name: min(least, math.inf if (given := timeouts.get(name)) is None else given)
-        for name in ("connect", "read", "write", "pool")
-    }
+@contextmanager
+def _cutting(request: httpx.Request, delivery: Delivery) -> Iterator[Callable[[], None]]:
+    """Yield what cuts the timeouts of the request to what is left of the delivery. Restore them at the end."""
+    timeouts: dict[str, float | None] = dict(request.extensions.get("timeout", {}))
+
+    def cut() -> None:
+        # 0 would mean "do not block" to a socket.
+        least = max(delivery.remaining, 0.001)
+        request.extensions["timeout"] = {
+            name: min(least, math.inf if (given := timeouts.get(name)) is None else given)
+            for name in ("connect", "read", "write", "pool")
+        }
+
+    try:
+        yield cut
+    finally:
+        request.extensions["timeout"] = timeouts
 
 
 def _whole(response: httpx.Response, raw: bytes) -> tuple[httpx.Response, bytes]:
@@ -266,22 +264,17 @@ def _failed(delivery: Delivery, error: Exception) -> float:
     return delivery.failed(error, sent=sent, again=not isinstance(error, _PERMANENT))
 
 
-def _received(delivery: Delivery, request: httpx.Request, response: httpx.Response, decoded: bytes) -> float | None:
-    url = str(request.url)
+def _ended(delivery: Delivery, request: httpx.Request, got: tuple[httpx.Response, bytes]) -> float | httpx.Response:
+    """Return the seconds to wait before the next attempt, or the response that the caller gets."""
+    response, decoded = got
     try:
-        return delivery.received(response.status_code, response.headers, decoded, response, url=url)
-    except ClientError as error:
+        wait = delivery.received(response.status_code, response.headers, decoded, response, url=str(request.url))
+    except ClientError:
         # httpx reads a response that it returns. This one goes with an exception.
-        shown = httpx.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=response.stream,
-            request=request,
-            extensions=response.extensions,
-        )
-        shown.read()
-        error.response = shown
+        response.request = request
+        response.read()
         raise
+    return response if wait is None else wait
 
 
 # These flows send once, whatever the response is.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import replace
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -40,6 +40,8 @@ _UNLESS: Final = {
     "principal-required": " Authenticate as for the request.",
 }
 """What to do about a refusal to void, by its code."""
+
+R = TypeVar("R")
 
 _RANDOM_BITS: Final = 80
 
@@ -203,15 +205,12 @@ class Intent:
         self, client: Any, url: str, *, path: str, method: str = "POST", header: str = "Idempotency-Key", **options: Any
     ) -> Literal["voided", "done"]:
         """Do as `void`, with an `httpx.AsyncClient`."""
-        begun: list[Begun] = []
-        await in_thread(lambda: begun.append(self.begin(None)), on_disk=self.on_disk)
-        if begun[0].before.state == "done":
+        begun = await in_thread(lambda: self.begin(None), on_disk=self.on_disk)
+        if begun.before.state == "done":
             return "done"
-        with self._voiding(begun[0]):
-            response = await client.request("DELETE", **self._asked(begun[0], url, path, method, header, options))
-        said: list[Literal["voided", "done"]] = []
-        await in_thread(lambda: said.append(self._voided(begun[0], response, url)), on_disk=self.on_disk, shield=True)
-        return said[0]
+        with self._voiding(begun):
+            response = await client.request("DELETE", **self._asked(begun, url, path, method, header, options))
+        return await in_thread(lambda: self._voided(begun, response, url), on_disk=self.on_disk, shield=True)
 
     def __enter__(self) -> Self:
         self.open()
@@ -297,13 +296,8 @@ class Intent:
             raise
         except ClientError as error:
             # Such as `NotSent`: the DELETE was not sent, and the request may have been.
-            raise OutcomeUnknown(
-                "The key was not voided.",
-                key=begun.entry.key,
-                intent=self.name,
-                code=error.code,
-                response=error.response,
-            ) from error
+            facts = {"key": begun.entry.key, "intent": self.name, "code": error.code, "response": error.response}
+            raise OutcomeUnknown("The key was not voided.", **facts) from error
         finally:
             _reset(token)
             if taken is not None:
@@ -315,12 +309,8 @@ class Intent:
         # A link of a problem names the operation already.
         named = {} if "path=" in urlsplit(url).query else {"method": method, "path": path}
         fields = {**dict(options.get("headers") or {}), header: begun.entry.key}
-        return {
-            **options,
-            "url": url,
-            "params": {**dict(options.get("params") or {}), **named} or None,
-            "headers": fields,
-        }
+        params = {**dict(options.get("params") or {}), **named} or None
+        return {**options, "url": url, "params": params, "headers": fields}
 
     def _voided(self, begun: Begun, response: Any, url: str) -> Literal["voided", "done"]:
         reading = read(response.status_code, response.headers, response.content, url=url)
@@ -431,13 +421,13 @@ def _reset(token: Token[Intent | None]) -> None:
         _current.reset(token)
 
 
-async def in_thread(call: Callable[[], object], *, on_disk: bool, shield: bool = False) -> None:
+async def in_thread(call: Callable[[], R], *, on_disk: bool, shield: bool = False) -> R:
     """Call this in a thread if it writes to a file. `shield`: also if the task was cancelled."""
     if not on_disk:
-        call()
-        return
+        return call()
     import anyio
     import anyio.to_thread
 
     with anyio.CancelScope(shield=shield):
-        await anyio.to_thread.run_sync(call)
+        returned = await anyio.to_thread.run_sync(call)
+    return returned  # noqa: RET504 - for all that mypy knows, a scope may swallow an exception

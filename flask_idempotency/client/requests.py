@@ -197,18 +197,18 @@ class IdempotentAdapter(HTTPAdapter):
         proxies: Any = None,
     ) -> requests.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        return self._sent(request, stream, (timeout, verify, cert, proxies))
+        return self._sent(request, stream, timeout, verify, cert, proxies)
 
     def _sent(
-        self, request: requests.PreparedRequest, stream: bool, how: tuple[Any, ...], *, aside: bool = False
+        self, request: requests.PreparedRequest, *how: Any, aside: bool = False, **named: Any
     ) -> requests.Response:
         own_key = request.headers.get(self._rules.header)
         delivery = self._rules.delivery(request.method or "", None if own_key is None else _text(own_key), aside=aside)
         if delivery is None:
-            return super().send(request, stream, *how)
+            return super().send(request, *how, **named)
         hooks = _hooks(request)
         try:
-            response = self._deliver(request, delivery, *how)
+            response = self._deliver(request, delivery, *how, **named)
         except ClientError as error:
             if not hooks or not may_be_answered(error):
                 raise
@@ -221,7 +221,13 @@ class IdempotentAdapter(HTTPAdapter):
         return response
 
     def _deliver(
-        self, request: requests.PreparedRequest, delivery: Delivery, timeout: Any, *how: Any
+        self,
+        request: requests.PreparedRequest,
+        delivery: Delivery,
+        stream: bool = False,
+        timeout: Any = None,
+        *how: Any,
+        **named: Any,
     ) -> requests.Response:
         body = _held(request, self._rules.max_body)
         media_type = request.headers.get("Content-Type") or ""
@@ -230,14 +236,11 @@ class IdempotentAdapter(HTTPAdapter):
         with delivery:
             while True:
                 try:
-                    response = super().send(request, True, _cut(timeout, delivery.remaining), *how)
+                    response = super().send(request, True, _cut(timeout, delivery.remaining), *how, **named)
                     decoded = _read_whole(response, delivery)
                 except (requests.RequestException, HTTPError, Late, OSError, ValueError) as error:
-                    wait = delivery.failed(
-                        error,
-                        sent=_may_have_been_sent(error),
-                        again=not isinstance(error, _PERMANENT) and not _is_unsendable(error),
-                    )
+                    again = not isinstance(error, _PERMANENT) and not _is_unsendable(error)
+                    wait = delivery.failed(error, sent=_may_have_been_sent(error), again=again)
                 else:
                     url = request.url or ""
                     received = delivery.received(response.status_code, response.headers, decoded, response, url=url)
@@ -259,19 +262,11 @@ class _Answering:
         self._place = _place(request)
         self._key = key
 
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: bool | str = True,
-        cert: Any = None,
-        proxies: Any = None,
-    ) -> requests.Response:
+    def send(self, request: requests.PreparedRequest, *how: Any, **named: Any) -> requests.Response:
         aside = _place(request) != self._place
         if not aside:
             request.headers.setdefault(self._adapter._rules.header, self._key)
-        return self._adapter._sent(request, stream, (timeout, verify, cert, proxies), aside=aside)
+        return self._adapter._sent(request, *how, aside=aside, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
