@@ -214,9 +214,9 @@ class Pass:
     route: Route
     left: deque[StoredMessage]
     began: float
-    lanes: dict[bytes, float] = field(default_factory=dict)
-    """The lanes of the calls that are under way, and when each began."""
-    barred: set[bytes] = field(default_factory=set)
+    lanes: dict[bytes | None, float] = field(default_factory=dict)
+    """The lanes of the calls that are under way, and when each began. None: messages without a key, which are in no lane."""
+    barred: set[bytes | None] = field(default_factory=set)
     """The lanes whose first message was not sent. The rest is given back."""
     receivers: dict[int, Receiver] = field(default_factory=dict)
 
@@ -271,46 +271,47 @@ class Relay:
         not delete are sent again.
         """
         with self._lock:
-            return self._run_once(limit, stopped, wait)
+            try:
+                return self._run_once(limit, stopped, wait)
+            finally:
+                # Give back what has not begun: after a signal, an error, or at the end. The next claim finds it again.
+                passes, self._passes = self._passes, []
+                for one in passes:
+                    with suppress(StoreUnavailable):
+                        self._queue.release(one.holder, [each.seq for each in one.left])
 
     def _run_once(self, limit: int, stopped: Callable[[], bool], wait: float | None) -> RelayReport | None:
         counts: Counter[str] = Counter()
         longest = CALL_SECONDS if wait is None else wait
-        try:
-            began = self._monotonic()
-            while (call := self._calls.finished(0)) is not None:
+        began = self._monotonic()
+        while (call := self._calls.finished(0)) is not None:
+            self._settle(call, counts)
+        self._adopt()
+        full = [
+            route
+            for route, topics in self._routes()
+            if not stopped() and self._wants(route) and self._claim(route, topics, min(limit, BATCH))
+        ]
+        if not self._passes and not self._under_way:
+            if counts or not (resuming := self._resuming(began)):
+                return self._report(counts) if counts else None
+            self._calls.finished(min(min(resuming) - began, longest))
+        while True:
+            # Routes may share an adapter: the one that has waited longer goes first.
+            for each in sorted(self._passes, key=lambda one: self._began.get(one.route.pattern, 0.0)):
+                self._start(each, counts, stopped=stopped())
+            if wait is not None and any(map(self._wants, full)):
+                break
+            now = self._monotonic()
+            ends = min([began + longest, *([] if wait is None else self._resuming(now))])
+            if not self._under_way or (now >= ends and not stopped()):
+                break
+            call = self._calls.finished(ends - now)
+            if call is None:
+                break
+            while call is not None:
                 self._settle(call, counts)
-            self._adopt()
-            full = [
-                route
-                for route, topics in self._routes()
-                if not stopped() and self._wants(route) and self._claim(route, topics, min(limit, BATCH))
-            ]
-            if not self._passes and not self._under_way:
-                if counts or not (resuming := self._resuming(began)):
-                    return self._report(counts) if counts else None
-                self._calls.finished(min(min(resuming) - began, longest))
-            while True:
-                # Routes may share an adapter: the one that has waited longer goes first.
-                for each in sorted(self._passes, key=lambda one: self._began.get(one.route.pattern, 0.0)):
-                    self._start(each, counts, stopped=stopped())
-                if wait is not None and any(map(self._wants, full)):
-                    break
-                now = self._monotonic()
-                ends = began + longest
-                if wait is not None:
-                    ends = min([ends, *self._resuming(now)])
-                if not self._under_way or (now >= ends and not stopped()):
-                    break
-                call = self._calls.finished(ends - now)
-                if call is None:
-                    break
-                while call is not None:
-                    self._settle(call, counts)
-                    call = self._calls.finished(0)
-        finally:
-            # What has not begun. The next claim finds it again.
-            self._give_back()
+                call = self._calls.finished(0)
         return self._report(counts)
 
     def once(self, *, stopped: Callable[[], bool], wait: float) -> RelayReport:
@@ -423,8 +424,7 @@ class Relay:
             if self._failed and each.seq in self._failed:
                 # Its regular pause is over. Another pause keeps it from being claimed again and again in this run.
                 later.setdefault(AGAIN_SECONDS, []).append(each.seq)
-                if lane is not None:
-                    one.barred.add(lane)
+                one.barred.add(lane)
                 continue
             receiver = one.receivers.get(each.seq)
             if not batch and not self._has_room(route, None, now):
@@ -444,8 +444,7 @@ class Relay:
                     batch = []
             elif pause := receiver.pause(now):
                 later.setdefault(pause, []).append(each.seq)
-                if lane is not None:
-                    one.barred.add(lane)
+                one.barred.add(lane)
             else:
                 waiting.append(each)
         if batch:
@@ -478,7 +477,7 @@ class Relay:
         chosen, messages = [stored for stored, _ in batch], [message for _, message in batch]
         receiver = None if one.route.receiver_of is None else receiver
         call = Call(one.route, one, chosen, messages, receiver, now, self._context)
-        one.lanes |= {each.lane: now for each in chosen if each.lane is not None}
+        one.lanes |= {each.lane: now for each in chosen}
         if receiver is not None:
             receiver.calls.append(now)
         self._began[one.route.pattern] = now
@@ -495,8 +494,7 @@ class Relay:
             most = max(1, call.route.parallel // SHARE)
             call.receiver.ended(call.began, self._monotonic(), most)
         for each in call.chosen:
-            if each.lane is not None:
-                call.batch.lanes.pop(each.lane, None)
+            call.batch.lanes.pop(each.lane, None)
         self._end(call.batch, call.chosen, call.results, counts)
         if call.interrupted is not None:
             raise call.interrupted
@@ -510,7 +508,7 @@ class Relay:
     ) -> None:
         """Write the results down. Later messages of a topic and key whose message was not sent must wait."""
         failed = [(each, result) for each, result in zip(chosen, results, strict=True) if result is not None]
-        one.barred.update(each.lane for each, _ in failed if each.lane is not None)
+        one.barred.update(each.lane for each, _ in failed)
         confirmed = [each.seq for each, result in zip(chosen, results, strict=True) if result is None]
         if confirmed:
             counts["sent"] += len(confirmed)
@@ -527,25 +525,16 @@ class Relay:
                 self._queue.bury(one.holder, each.seq, error=error)
                 counts["dead"] += 1
                 self._observers(MessageDead("", each.message.topic, each.seq, error))
-                if self._failed is not None:
-                    self._failed[each.seq] = one.route.pattern, error
             else:
                 self._queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
                 counts["delayed"] += 1
-                if self._failed is not None:
-                    self._failed[each.seq] = one.route.pattern, error
-                    continue
-                facts = each.seq, each.message.topic, error, each.attempts + 1
-                _log.warning("message %d of %s was not sent (%s), attempt %d", *facts)
+                if self._failed is None:
+                    facts = each.seq, each.message.topic, error, each.attempts + 1
+                    _log.warning("message %d of %s was not sent (%s), attempt %d", *facts)
+            if self._failed is not None:
+                self._failed[each.seq] = one.route.pattern, error
         if untried:
             self._queue.release(one.holder, untried)
-
-    def _give_back(self) -> None:
-        """Give back what has not begun: after a signal, an error, or at the end."""
-        passes, self._passes = self._passes, []
-        for one in passes:
-            with suppress(StoreUnavailable):
-                self._queue.release(one.holder, [each.seq for each in one.left])
 
 
 def pause_after(attempts: int) -> float:
