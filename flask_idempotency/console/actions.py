@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import ceil
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from flask import Response, request
@@ -65,15 +66,11 @@ def settle(visit: Visit, handle: str) -> Page:
     records.check_quarantined(case)
     operator.check_cache(case)
     policy, message = operator.policy_for(case.first.record.info), view.method == MESSAGE
-    against, out = operator.objections(case)
     possible = _possible(case)
     shared = {
-        **_shared(view, case),
+        **_shared(view, case, visit.url("settle", handle=handle), operator.objections(case)),
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
         "message": message,
-        "against": against,
-        "lives": records.alive(case.first.record, policy),
-        "target": visit.url("settle", handle=handle),
         "undone": undone(operator.recorded_of(case.first)[1], policy.step_rules),
     }
 
@@ -83,13 +80,10 @@ def settle(visit: Visit, handle: str) -> Page:
             raise Invalid("Choose what happened. Nothing was changed.")
         stored, dropped = _response(fields, view, case) if verdict == "happened" else (None, [])
         said = _consequence(verdict, stored, message=message)
-        forced = verdict == "never" and bool(against)
-        carried = {name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")}
-        ask = {"page": "settle", "consequence": said, "dropped": dropped, "carried": carried}
+        forced = verdict == "never" and bool(shared["against"])
         if not _confirmed(fields, forced=forced):
-            return visit.render(
-                "confirm.html", **shared, **ask, reason=reason, forced=forced, out=_without_options(out)
-            )
+            carried = {name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")}
+            return _ask(visit, shared, said, reason, forced=forced, dropped=dropped, carried=carried)
         word = counted(visit, reason)
         if stored is not None:
             done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
@@ -124,15 +118,8 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
     step = steps[0][number - 1]
     if not step.in_doubt:
         raise Refused("This step is not in doubt: its result stays as it is. Nothing was changed.")
-    against, out = operator.objections(case, steps=False)
-    target = visit.url("settle_step", handle=handle, number=number)
-    shared = {
-        **_shared(view, case, part=part),
-        "step": view_of(step),
-        "target": target,
-        "against": against,
-        "lives": records.alive(case.first.record, operator.policy_for(case.first.record.info)),
-    }
+    target, objections = visit.url("settle_step", handle=handle, number=number), operator.objections(case, steps=False)
+    shared = {**_shared(view, case, target, objections, part=part), "step": view_of(step)}
 
     def do(fields: Mapping[str, str]) -> Page:
         reason, verdict = reason_of(fields), fields.get("verdict", "")
@@ -157,18 +144,10 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
                 settled.append([settled_step(same, rules, result, named="The result")])
             except Refused as refused:
                 raise Invalid(str(refused)) from None
-        forced = verdict == "never" and bool(against)
-        said = STEP_VERDICTS[verdict][1]
+        forced = verdict == "never" and bool(shared["against"])
         if not _confirmed(fields, forced=forced):
-            ask = {
-                "page": "settle",
-                "consequence": said,
-                "dropped": [],
-                "carried": {"verdict": verdict, "result": typed},
-            }
-            return visit.render(
-                "confirm.html", **shared, **ask, reason=reason, forced=forced, out=_without_options(out)
-            )
+            carried = {"verdict": verdict, "result": typed}
+            return _ask(visit, shared, STEP_VERDICTS[verdict][1], reason, forced=forced, carried=carried)
         done = records.resume(operator.settler(), case, journals, settled, counted(visit, reason))
         left = [entry.name for entry in journals[0].entries if entry.in_doubt and entry.id != step.entry.id]
         said = f"Still in doubt: {', '.join(left)}." if left else "The next retry goes on after the finished steps."
@@ -181,17 +160,14 @@ def release(visit: Visit, handle: str) -> Page:
     """Let the next retry of a request run, in whatever state its record is."""
     view, case, fields = _opened(visit, handle, "release")
     operator.check_cache(case)
-    against, out = operator.objections(case)
-    forced = bool(against)
-    target = visit.url("release", handle=handle)
-    shared = {**_shared(view, case), "target": target, "against": against, "out": _without_options(out)}
+    shared = _shared(view, case, visit.url("release", handle=handle), operator.objections(case))
+    forced = bool(shared["against"])
 
     def do(fields: Mapping[str, str]) -> Page:
         reason = reason_of(fields)
         if not _confirmed(fields, forced=forced):
             said = "The record is removed, and the next retry runs the request."
-            ask = {"page": "release", "consequence": said, "dropped": [], "carried": {}}
-            return visit.render("confirm.html", **shared, **ask, reason=reason, forced=forced)
+            return _ask(visit, shared, said, reason, forced=forced, page="release")
         done = records.release(operator.settler(), case, counted(visit, reason), forced=forced)
         return _done(visit, view, case, done, "The next retry runs the request.")
 
@@ -329,9 +305,36 @@ def case_of(visit: Visit, found: SeenRecord) -> Case:
     return records.with_rotated(Case((found,)), operator.recovery(), operator.read, operator.every_tids(tenant))
 
 
-def _shared(view: RecordView, case: Case, *, part: bytes = b"") -> dict[str, Any]:
-    version = version_of(case, operator.identity().console, part=part)
-    return {"view": view, "short": view.handle[:8], "version": version}
+def _shared(
+    view: RecordView, case: Case, target: str, objections: tuple[list[str], str], *, part: bytes = b""
+) -> dict[str, Any]:
+    """Return what both forms about this record show."""
+    return {
+        "view": view,
+        "short": view.handle[:8],
+        "version": version_of(case, operator.identity().console, part=part),
+        "target": target,
+        "against": objections[0],
+        # A form has a box to tick, and no option of a command.
+        "out": objections[1].replace(": --force.", ": tick the box below."),
+        "lives": records.alive(case.first.record, operator.policy_for(case.first.record.info)),
+    }
+
+
+def _ask(
+    visit: Visit,
+    shared: Mapping[str, Any],
+    consequence: str,
+    reason: str,
+    *,
+    forced: bool,
+    page: str = "settle",
+    dropped: Collection[str] = (),
+    carried: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return the second form: it says what follows, and asks for a confirmation."""
+    asked = {"page": page, "consequence": consequence, "dropped": dropped, "carried": carried}
+    return visit.render("confirm.html", **shared, **asked, reason=reason, forced=forced)
 
 
 def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
@@ -394,11 +397,6 @@ def _consequence(verdict: str, stored: StoredResponse | None, *, message: bool) 
         return f"The next delivery gets {'this value' if stored.kept else 'no value'}, and the work does not run again."
     what = operator.described(stored) if stored.kept else f"`response-not-kept` with status {stored.status}"
     return f"Retries get {what}, and the view does not run again."
-
-
-def _without_options(out: str) -> str:
-    """Return the way out of a refused release, as a form has it: with a box to tick, and no option of a command."""
-    return out.replace(": --force.", ": tick the box below.")
 
 
 def _done(visit: Visit, view: RecordView, case: Case, done: ResolveReport, said: str) -> str:

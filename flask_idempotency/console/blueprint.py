@@ -14,10 +14,9 @@ from flask_idempotency.console.access import Attempts, Authorize, Stopped
 from flask_idempotency.console.visit import (
     EXTENSION,
     MEDIA_TYPES,
-    TENANTS_SECONDS,
     ConsoleResponse,
     Mounted,
-    Remembered,
+    Tenants,
     Visit,
     add_missing_headers,
     static_file,
@@ -96,7 +95,7 @@ class Console(Blueprint):
             ("/health", pages.health, ["GET"]),
         ):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)
-        self.add_url_rule("/static/<name>", "static_file", self._served_static(), provide_automatic_options=False)
+        self.add_url_rule("/static/<name>", "static_file", self._static, provide_automatic_options=False)
         unknown = self._served(pages.unknown)
         for path, methods in (("/<path:rest>", ["GET", "POST"]), ("/", ["POST"])):
             self.add_url_rule(path, "unknown", unknown, methods=methods, provide_automatic_options=False)
@@ -109,18 +108,15 @@ class Console(Blueprint):
             any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
             changes_per_hour=self._changes_per_hour,
             attempts=Attempts(most=self._changes_per_hour),
-            tenants=Remembered(TENANTS_SECONDS),
+            tenants=Tenants(),
         )
-
-    def _visit(self) -> Visit:
-        return Visit(current_app.extensions[EXTENSION][self])
 
     def _served(self, page: Callable[..., Any]) -> Callable[..., Response]:
         """Return a view that runs this page for an operator, and answers what stops it with a page that says why."""
 
         @wraps(page)
         def view(**arguments: Any) -> Response:
-            visit = self._visit()
+            visit = Visit(current_app.extensions[EXTENSION][self])
             try:
                 self._check_transport(visit)
                 visit.check_application()
@@ -152,26 +148,22 @@ class Console(Blueprint):
         setattr(view, MARK, Mark(exempt=True))
         return view
 
-    def _served_static(self) -> Callable[..., Response]:
-        def static(name: str) -> Response:
-            visit = self._visit()
-            try:
-                self._check_transport(visit)
-                if name not in MEDIA_TYPES:
-                    three = "The console has three: console.css, console.js and icon.svg."
-                    raise Stopped(404, "There is no such file", three)
-            except Stopped as stopped:
-                return visit.stopped(stopped)
-            content, digest = static_file(name)
-            response = ConsoleResponse(content, mimetype=MEDIA_TYPES[name])
-            response.set_etag(digest)
-            response.cached = (
-                f"private, max-age={YEAR_SECONDS}, immutable" if request.args.get("v") == digest else "no-cache"
-            )
-            response.make_conditional(request)
-            return response
-
-        return static
+    def _static(self, name: str) -> Response:
+        visit = Visit(current_app.extensions[EXTENSION][self])
+        try:
+            self._check_transport(visit)
+            if name not in MEDIA_TYPES:
+                three = "The console has three: console.css, console.js and icon.svg."
+                raise Stopped(404, "There is no such file", three)
+        except Stopped as stopped:
+            return visit.stopped(stopped)
+        content, digest = static_file(name)
+        response = ConsoleResponse(content, mimetype=MEDIA_TYPES[name])
+        response.set_etag(digest)
+        fresh = request.args.get("v") == digest
+        response.cached = f"private, max-age={YEAR_SECONDS}, immutable" if fresh else "no-cache"
+        response.make_conditional(request)
+        return response
 
     def _check_transport(self, visit: Visit) -> None:
         visit.transported = request.is_secure or self._allow_http or current_app.debug or current_app.testing

@@ -18,7 +18,7 @@ from flask_idempotency.activity import FLUSH_SECONDS
 from flask_idempotency.assembly import identities
 from flask_idempotency.console import charts
 from flask_idempotency.console.access import Action, Stopped, may
-from flask_idempotency.console.visit import FRESH_SECONDS, ConsoleResponse, Visit
+from flask_idempotency.console.visit import FRESH_SECONDS, HANDLE, ConsoleResponse, Visit
 from flask_idempotency.console.wording import now_of, readable
 from flask_idempotency.engine.activity import CALLERS
 from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
@@ -59,8 +59,6 @@ from flask_idempotency.operations.times import epoch_of, seconds_of
 from flask_idempotency.web import operator, policy_table
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import is_known
-
-HANDLE: Final = re.compile(r"[a-z2-7]{77}")
 
 SPANS: Final = {"1h": 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
 """The time spans of the charts, in seconds."""
@@ -272,14 +270,10 @@ def _argument(name: str) -> str:
 
 
 def _conditions(chosen: str) -> frozenset[Condition]:
-    if not chosen:
-        return UNFINISHED
-    try:
-        return frozenset({Condition(chosen)})
-    except ValueError:
-        raise Stopped(
-            400, "There is no such state", f"Choose one of: {', '.join(each.value for each in Condition)}."
-        ) from None
+    found = frozenset(each for each in Condition if each.value == chosen) if chosen else UNFINISHED
+    if not found:
+        raise Stopped(400, "There is no such state", f"Choose one of: {', '.join(each.value for each in Condition)}.")
+    return found
 
 
 def _seconds(typed: str) -> float:
@@ -344,6 +338,10 @@ def record(visit: Visit, handle: str) -> str:
     about = found.record.info
     policy = operator.policy_for(about)
     journal, steps = operator.recorded_of(found)
+    foreign = True
+    with suppress(Refused):
+        operator.check_own(found.record)
+        foreign = False
     return visit.render(
         "record.html",
         view=view,
@@ -358,16 +356,8 @@ def record(visit: Visit, handle: str) -> str:
         said=resolver_of(audit, found, policy),
         settle=view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view),
         release=may(visit.mounted.authorize, "release", view),
-        foreign=_is_foreign(found),
+        foreign=foreign,
     )
-
-
-def _is_foreign(found: SeenRecord) -> bool:
-    try:
-        operator.check_own(found.record)
-    except Refused:
-        return True
-    return False
 
 
 def _policy_lines(endpoint: str, method: str, policy: Policy) -> list[tuple[str, str, str]]:
@@ -400,8 +390,7 @@ def tenants(visit: Visit) -> str:
     if name:
         shown, more = [quota_show(ledger, operator.tids_by_secret(name), name=name)], None
     else:
-        known = visit.mounted.tenants.fresh()
-        names = visit.mounted.tenants.keep(dict.fromkeys(sorted(ledger.tenants()), "")) if known is None else known[1]
+        names = visit.mounted.tenants.names(ledger.tenants)
         every = list(names)
         begin = bisect_right(every, bytes.fromhex(after))
         page = every[begin : begin + MOST_TENANTS]

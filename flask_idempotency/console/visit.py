@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, Final, Generic, TypeVar
+from math import inf
+from typing import Any, Final
 
 from flask import Response, current_app, request, url_for
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -115,27 +116,24 @@ FRESH_SECONDS: Final = 600.0
 TENANTS_SECONDS: Final = 300.0
 """For how long this process shows the list of tenants that it read."""
 
-KeptT = TypeVar("KeptT")
 
+class Tenants:
+    """Every tenant that is counted, in order, and the name that its records hold: empty until a page shows it.
 
-class Remembered(Generic[KeptT]):
-    """Keeps what this process found for some seconds, because finding it takes too long for each page."""
+    Redis looks through all of its keys for them, which no page may repeat.
+    """
 
-    def __init__(self, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._kept: tuple[float, KeptT] | None = None
+        self._found_at = -inf
+        self._names = dict[bytes, str]()
 
-    def keep(self, found: KeptT) -> KeptT:
-        self._kept = self._monotonic(), found
-        return found
-
-    def fresh(self) -> tuple[float, KeptT] | None:
-        """Return how many seconds ago that was, and what was found. None: it is too old, or was never found."""
-        kept = self._kept
-        if kept is None or (ago := self._monotonic() - kept[0]) > self._seconds:
-            return None
-        return ago, kept[1]
+    def names(self, find: Callable[[], Iterable[bytes]]) -> dict[bytes, str]:
+        """Return them as they were found lately, or find them now."""
+        if self._monotonic() - self._found_at > TENANTS_SECONDS:
+            self._names = dict.fromkeys(sorted(find()), "")
+            self._found_at = self._monotonic()
+        return self._names
 
 
 @valueclass(frozen=True, slots=True)
@@ -147,11 +145,7 @@ class Mounted:
     """Whether plain HTTP is accepted, perhaps because this process does not know that its clients use HTTPS."""
     changes_per_hour: int
     attempts: Attempts
-    tenants: Remembered[dict[bytes, str]]
-    """Every tenant that is counted, in order, and the name that its records hold: empty until a page shows it.
-
-    Redis looks through all of its keys for the tenants, which no page may repeat.
-    """
+    tenants: Tenants
 
 
 @valueclass(frozen=True, slots=True)
@@ -163,7 +157,7 @@ class Found:
     view: RecordView | None
 
 
-_HANDLE: Final = re.compile(r"[a-z2-7]{77}")
+HANDLE: Final = re.compile(r"[a-z2-7]{77}")
 
 
 class Visit:
@@ -272,7 +266,7 @@ class Visit:
         """
         general = self._ask_in_general()
         try:
-            key = key_of(handle if _HANDLE.fullmatch(handle) else "")
+            key = key_of(handle if HANDLE.fullmatch(handle) else "")
         except Refused:
             raise self.not_found() from None
         record = read(key)
@@ -345,27 +339,22 @@ class Visit:
 
     def render(self, template: str, **values: Any) -> str:
         """Render a page. Each has the navigation of what this operator may see, and how many requests need a person."""
-        waiting = self._waiting()
+        waiting, extensions = self._waiting(), current_app.extensions
+        shown = {page for page, _ in PAGES} if self.everything else {"records"}
+        shown -= set() if "idempotency_outbox" in extensions else {"outbox"}
+        shown -= set() if extensions["idempotency"].loaders.operations.names() else {"messages"}
         return _pages.get_template(template).render(
             visit=self,
             url=self.url,
             static=self._static,
-            navigation=[(page, title, self.url(page)) for page, title in PAGES if self._has(page)],
+            navigation=[(page, title, self.url(page)) for page, title in PAGES if page in shown],
             here=SECTIONS.get(endpoint := (request.endpoint or "").rpartition(".")[2], endpoint),
-            enabled=current_app.extensions["idempotency"].settings.enabled,
+            enabled=extensions["idempotency"].settings.enabled,
             application=current_app.name,
             waiting=waiting,
             icon=f"icon-{waiting if waiting < 10 else 'more'}.svg" if waiting else "icon.svg",
             **values,
         )
-
-    def _has(self, page: str) -> bool:
-        """Return whether this page shows something to the operator."""
-        if page == "outbox" and "idempotency_outbox" not in current_app.extensions:
-            return False
-        if page == "messages" and not current_app.extensions["idempotency"].loaders.operations.names():
-            return False
-        return self.everything or page == "records"
 
     def _static(self, name: str) -> str:
         return self.url("static_file", name=name, v=static_file(name)[1])
