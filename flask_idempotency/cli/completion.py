@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import click
@@ -19,8 +18,11 @@ from flask_idempotency.web.policies import SAFE
 
 def complete_endpoint(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the endpoints in scope, inboxes and tasks that begin with this text. Empty if the application cannot be loaded."""
+    # Discard what the application prints and logs while it loads.
+    before = logging.root.manager.disable
+    logging.disable()
     try:
-        with _silence():
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             app = context.ensure_object(ScriptInfo).load_app()
             with app.app_context():
                 state: Any = app.extensions.get("idempotency")
@@ -28,17 +30,7 @@ def complete_endpoint(context: click.Context, parameter: click.Parameter, incomp
                 messages = [] if state is None else state.loaders.operations.names()
     except (Exception, SystemExit):  # noqa: BLE001 - the application's own code runs here
         return []
-    names = {*messages, *(name for name, method in pairs if method not in SAFE)}
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Discard what the application prints and logs while it loads."""
-    before = logging.root.manager.disable
-    logging.disable()
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
     finally:
         logging.disable(before)
+    names = {*messages, *(name for name, method in pairs if method not in SAFE)}
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -47,8 +47,12 @@ def say(*lines: Line, err: bool = False) -> None:
     """Print these lines. Escape every control sequence in them."""
     stream = sys.stderr if err else sys.stdout
     colour = in_colour(err=err)
-    text = "\n".join(_text(line, colour=colour) for line in lines or ("",))
-    click.echo(_writable(text, stream.encoding or "utf-8"), err=err, color=colour)
+    text, encoding = "\n".join(_text(line, colour=colour) for line in lines or ("",)), stream.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeError:  # a pipe of Windows has few characters
+        text = text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    click.echo(text, err=err, color=colour)
 
 
 def in_colour(*, err: bool = False) -> bool:
@@ -72,15 +76,6 @@ def _painted(piece: Styled, *, colour: bool) -> str:
 
 
 _ASCII: Final = str.maketrans({"…": "...", "→": ">"})
-
-
-def _writable(text: str, encoding: str) -> str:
-    """Return this text with characters replaced or escaped that the stream cannot encode: a pipe of Windows has few."""
-    try:
-        text.encode(encoding)
-    except UnicodeError:
-        return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
-    return text
 
 
 # Tables and facts.

@@ -130,11 +130,8 @@ def void_command(named: RecordOptions, method: str | None, yes: bool, word: Audi
             f"The tenant has reached its limit on {found.limit}, and a voided key counts. Nothing was changed."
         )
     if found.state != "voided":
-        steps = (
-            ""
-            if found.key is None or found.record is None
-            else operator.steps_taken(SeenRecord(found.key, found.record))
-        )
+        seen = None if found.key is None or found.record is None else SeenRecord(found.key, found.record)
+        steps = "" if seen is None else operator.steps_taken(seen)
         raise Refused(f"{_NOT_VOIDED[found.state]}{steps} Nothing was changed.")
     return Output({"verb": "voided"}, [_VOIDED])
 
@@ -261,7 +258,7 @@ def resolve_command(
     elif verdict == "never":
         (done, forced), said = _freed(case, force=force, yes=yes, word=word), _RELEASED
     elif verdict == "happened":
-        stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
+        stored, dropped = _stored(given, about, policy)
         shown = [] if of_message else [f"Response: {operator.described(stored)}"]
         if stored.body:
             shown.append(f"Body: {clean(stored.body.decode(errors='replace')[:SHOWN])}")
@@ -368,30 +365,26 @@ def _ask(case: Case, policy: Policy, *said: str, yes: bool, against: list[str] |
         raise Refused(_NOBODY) from None
 
 
-def _value(given: GivenResponse, about: RequestInfo) -> StoredResponse:
-    """Return what the record of a message holds: the value that replays return. Without a file there is none."""
-    if given.status is not None or given.content_type is not None or given.headers:
+def _stored(given: GivenResponse, about: RequestInfo, policy: Policy) -> tuple[StoredResponse, list[str]]:
+    """Return the response that retries will get, and the names of the headers that they will not.
+
+    Of a message it is the value that replays return. Without a file there is none.
+    """
+    of_message, body = about.method == MESSAGE, None
+    if of_message and (given.status is not None or given.content_type is not None or given.headers):
         raise click.UsageError(
             "This record is of a message, which has no status and no headers. Give the value that replays return by "
             "--body-file, as JSON, or leave it out."
         )
-    body = None if given.body_file is None else _read(given.body_file, most=LONGEST_RESULT + 1)
-    return operator.value_for(about, body, named="--body-file")
-
-
-def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[str]]:
-    """Return the response that retries will get, and the names of the headers that they will not."""
+    if given.body_file is not None:
+        with click.open_file(given.body_file, "rb") as file:
+            body = file.read((LONGEST_RESULT if of_message else policy.max_body) + 1)
+    if of_message:
+        return operator.value_for(about, body, named="--body-file"), []
     if given.status is None:
         raise click.UsageError(_STATUS)
     fields = [(match[1], match[2]) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
-    body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
     return operator.response_for(policy, given.status, body, content_type=given.content_type, fields=fields)
-
-
-def _read(path: str, *, most: int) -> bytes:
-    with click.open_file(path, "rb") as file:
-        body: bytes = file.read(most)
-        return body
 
 
 def _output(done: ResolveReport, verb: str, said: str, *, forced: bool, notes: Sequence[str] = ()) -> Output:

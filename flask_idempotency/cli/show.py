@@ -73,19 +73,19 @@ def policy_command(endpoint: str | None, wide: bool) -> Output:
     else:
         parts = [*map(_policy_lines, rows), *map(_consumer_lines, inboxes)]
     lines = [line for part in parts if part for line in ("", *part)][1:]
-    return Output(
-        {"endpoints": list(map(_as_object, rows)), "messages": list(map(_consumer_object, inboxes))},
-        lines or ["No method is in scope: each of them is safe to repeat."],
-    )
-
-
-def _consumer_object(each: Operation) -> dict[str, object]:
-    return {
-        "operation": each.name,
-        "resolver": each.name in operator.state().loaders.resolvers,
-        "abandoned": each.policy.on_expiry.value,
-        "policy": {name: policy_table.plain_value(value) for name, value in policy_table.consumer_values(each).items()},
-    }
+    messages = [
+        {
+            "operation": each.name,
+            "resolver": each.name in operator.state().loaders.resolvers,
+            "abandoned": each.policy.on_expiry.value,
+            "policy": {
+                name: policy_table.plain_value(value) for name, value in policy_table.consumer_values(each).items()
+            },
+        }
+        for each in inboxes
+    ]
+    shown = {"endpoints": list(map(_as_object, rows)), "messages": messages}
+    return Output(shown, lines or ["No method is in scope: each of them is safe to repeat."])
 
 
 def _consumer_line(each: Operation) -> dict[str, str]:

@@ -99,27 +99,17 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
     )
     log = parts.shared_task_log
     health = None if log is None else kept_health(log, owner_mark(settings().namespace))
-    lines = [*_stats_lines(shown, quick=quick), *(_health_lines(health) if health is not None else [])]
+    lines = _stats_lines(shown, health, quick=quick)
     return Output({**asdict(shown), "health": None if health is None else asdict(health)}, lines)
 
 
-def _health_lines(health: KeptHealth) -> Iterator[Line]:
-    unknown = "" if health.complete else ", and a check could not be made"
-    yield f"health: the console looked {ago(health.ago)}, and found {len(health.faults)} faults{unknown}"
-    yield from (Styled(f"  {check}: {text}", Style.BAD) for check, text in health.faults)
-
-
-def _stats_lines(shown: Stats, *, quick: bool) -> Iterator[Line]:
+def _stats_lines(shown: Stats, health: KeptHealth | None, *, quick: bool) -> Iterator[Line]:
     counts = shown.standing
     expired = max(counts.lapsed - shown.paused, 0)
     yield _count("in flight", counts.in_flight)
     for name, number, seconds, style in (
         (Condition.LEASE_EXPIRED.value, expired, counts.lapsed_for if expired else None, Style.WARNING),
-        *(
-            [(Condition.PAUSED.value, shown.paused, None if expired else counts.lapsed_for, Style.WARNING)]
-            if shown.paused
-            else []
-        ),
+        (Condition.PAUSED.value, shown.paused, None if expired else counts.lapsed_for, Style.WARNING),
         ("quarantined", counts.quarantined, counts.quarantined_for, Style.BAD),
     ):
         if name == Condition.PAUSED.value and not number:
@@ -136,6 +126,10 @@ def _stats_lines(shown: Stats, *, quick: bool) -> Iterator[Line]:
         yield "No janitor task has ever reported: start a janitor, or run its tasks by cron."
     else:
         yield from (f"{clean(task)}: {ago(run.ago)}{_did(run.did)}" for task, run in sorted(shown.tasks.items()))
+    if health is not None:
+        unknown = "" if health.complete else ", and a check could not be made"
+        yield f"health: the console looked {ago(health.ago)}, and found {len(health.faults)} faults{unknown}"
+        yield from (Styled(f"  {check}: {text}", Style.BAD) for check, text in health.faults)
 
 
 def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:

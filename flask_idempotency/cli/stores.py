@@ -280,7 +280,7 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
             admin.acknowledge(memory, seen=before.standing, forced=bool(before.wait))
             finished = True
         finally:  # Ctrl-C too: some parts may have been
-            parts, forced = dict(before.parts), bool(before.wait)
+            parts, forced = dict(before.standing.parts), bool(before.wait)
             publish(DataLossAcknowledged("", "", **asdict(word), forced=forced, parts=parts, finished=finished))
     store_id = before.standing.store_id or admin.memory_status(memory).standing.store_id
     head = "Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run."

@@ -54,10 +54,8 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
     tenant = chosen(tenant, no_tenant=no_tenant)
     whom = operator.tids(tenant)
     check_purge(whom, shred=shred)
-    if shred:
-        confirm("Destroy its data keys?", SHREDDED, yes=yes)
-    else:
-        confirm("Erase its responses?", WIPED, yes=yes)
+    question, text = ("Destroy its data keys?", SHREDDED) if shred else ("Erase its responses?", WIPED)
+    confirm(question, text, yes=yes)
     with Purge(tenant, word) as running:
         erased = running.shred(whom)
         if not shred:

@@ -179,10 +179,6 @@ class DataLossReport:
     """Empty if you need not act."""
 
     @property
-    def parts(self) -> Mapping[str, int]:
-        return self.standing.parts
-
-    @property
     def wait(self) -> float | None:
         """Return the seconds until you should acknowledge the loss. None: there is none to acknowledge."""
         due = self.standing.may_be_acknowledged_at

@@ -612,11 +612,8 @@ def complete(
 ) -> ResolveReport:
     """Complete the key, so that retries get this response. Raises `Refused` unless it is quarantined."""
     check_quarantined(case)
-
-    def completed(found: SeenRecord) -> bool:
-        return settler.complete(found, result, keep=keep, remember=remember, **asdict(word))
-
-    return _each(case.found, completed)
+    note = asdict(word)
+    return _each(case.found, lambda found: settler.complete(found, result, keep=keep, remember=remember, **note))
 
 
 def reopen(
