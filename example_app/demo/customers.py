@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count
 from threading import Barrier
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 
 from example_app.demo.client import PATIENCE_SECONDS, Shop
+
+T = TypeVar("T")
 
 BURST_ROUNDS: Final = 4
 """What the tour plays: enough that each kind of response is there at each endpoint."""
@@ -49,7 +51,8 @@ def play(shop: Shop, number: int) -> list[httpx.Response]:
     responses = [send("POST", "/payments", f"{name}-paid", payment)]
     responses += [send("POST", "/payments", f"{name}-paid", payment) for _ in range(1 + number % 2)]
     responses += [send("POST", "/payments", f"{name}-paid", payment | {"amount": 1})]
-    responses += twice(lambda: send("POST", "/payments", f"{name}-clicked", payment | DELAY))
+    # The service runs one of them, and refuses or replays the other.
+    responses += at_once(2, lambda: send("POST", "/payments", f"{name}-clicked", payment | DELAY))
     responses += [send("POST", "/payments", key, payment) for key in (None, "not a key")]
     responses += [
         send("POST", "/api/invoices", f"{name}-invoice", invoice, header="X-Idempotency-Key") for _ in range(2)
@@ -60,16 +63,16 @@ def play(shop: Shop, number: int) -> list[httpx.Response]:
     return responses
 
 
-def twice(ask: Callable[[], httpx.Response]) -> list[httpx.Response]:
-    """Send one request from two threads at the same moment. The service runs one of them, and refuses or replays the other."""
-    barrier = Barrier(2)
+def at_once(number: int, ask: Callable[[], T]) -> list[T]:
+    """Ask from so many threads at the same moment."""
+    barrier = Barrier(number)
 
-    def click(_: int) -> httpx.Response:
+    def click(_: int) -> T:
         barrier.wait(PATIENCE_SECONDS)
         return ask()
 
-    with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(click, range(2)))
+    with ThreadPoolExecutor(number) as threads:
+        return list(threads.map(click, range(number)))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urljoin
 
@@ -96,9 +95,7 @@ class OperatorClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def _page(self, response: httpx.Response) -> Page:

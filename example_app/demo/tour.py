@@ -10,17 +10,15 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import count, islice
-from threading import Barrier
 from typing import Any
 
 import httpx
 
 from example_app.demo.buyer import INVOICES
 from example_app.demo.client import PATIENCE_SECONDS, LossyWire, Shop
-from example_app.demo.customers import BURST_ROUNDS, NEW_ROWS, play
+from example_app.demo.customers import BURST_ROUNDS, NEW_ROWS, at_once, play
 from example_app.demo.operator import CONSOLE, OperatorClient
 from example_app.demo.report import Parts, Scenarios, Seen, counted, seen
 from example_app.operators import OPERATORS
@@ -75,14 +73,7 @@ def sixteen_at_once(shop: Shop) -> Seen:
     """Sixteen copies of one request reach two workers at the same moment. One copy runs. The service answers 409 to a copy
     that comes while it runs, and that client retries."""
     body = PAYMENT | {"simulate": {"delay": 0.5}}
-    barrier = Barrier(16)
-
-    def pay(_: int) -> list[httpx.Response]:
-        barrier.wait(PATIENCE_SECONDS)
-        return until(lambda: shop.pay("sixteen", body), is_final)
-
-    with ThreadPoolExecutor(16) as threads:
-        attempts = list(threads.map(pay, range(16)))
+    attempts = at_once(16, lambda: until(lambda: shop.pay("sixteen", body), is_final))
     at_first, at_last = [each[0] for each in attempts], [each[-1] for each in attempts]
     fresh = [response for response in at_last if response.status_code == 201 and not replayed(response)]
     refused = [response for each in attempts for response in each[:-1]]
@@ -195,15 +186,8 @@ def double_click(shop: Shop) -> Seen:
     """Alice clicks "save" twice. This view has in_flight="wait": the second request waits for the first one's response."""
     path = shop.pay(FIRST_KEY, PAYMENT).headers["Location"]
     body = {"amount": 2000, "simulate": {"delay": 0.5}}
-    barrier = Barrier(2)
-
-    def click(_: int) -> httpx.Response:
-        barrier.wait(PATIENCE_SECONDS)
-        # The view waits for 5 s. On a very busy machine that is too short, and the client gets a 409 and retries.
-        return until(lambda: shop.send("PATCH", path, "save-1", body), is_final)[-1]
-
-    with ThreadPoolExecutor(2) as threads:
-        responses = list(threads.map(click, range(2)))
+    # The view waits for 5 s. On a very busy machine that is too short, and the client gets a 409 and retries.
+    responses = at_once(2, lambda: until(lambda: shop.send("PATCH", path, "save-1", body), is_final)[-1])
     return seen(
         responses,
         same_response={(r.status_code, r.content) for r in responses} == {(200, responses[0].content)},
