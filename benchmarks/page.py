@@ -25,8 +25,10 @@ from docs.generate import HERE
 PAGE: Final = HERE / "reference" / "speed.md"
 BLOCK: Final = re.compile(r"(?<=<!-- measured: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
 
-IN_PROCESS = ("requests/s", "p50", "p99", "CPU", "× by hand", "trips", "Redis", "its CPU", "bytes")
-UNDER_GUNICORN = ("gunicorn/s", "of by hand", "its p50", "its p99", "worker CPU")
+IN_PROCESS = ("p50", "p99", "CPU", "× by hand", "trips", "Redis", "its CPU", "bytes")
+UNDER_GUNICORN = ("gunicorn/s", "of by hand", "its p99", "worker CPU")
+NOT_SHOWN = ("p99", "× bare")
+"""Columns of the SQL tables that only the terminal shows."""
 
 
 def write(
@@ -67,8 +69,7 @@ def write(
         "machine": machine(about),
         "in_process": markdown(with_goals(table, gunicorn=False), IN_PROCESS),
         "gunicorn": markdown(with_goals(table, gunicorn=True), UNDER_GUNICORN),
-        "profile": markdown(parts),
-        "sql": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in joined(databases)),
+        "sql": "\n".join(f"{each.title}:\n\n{markdown(each, shown(each))}" for each in joined(databases)),
         "options": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in options),
         "steps": steps_block(stepped),
         "imports": markdown(imported),
@@ -78,6 +79,11 @@ def write(
     charts.write("ratios", charts.ratios(bars(measured), report.CPU_TO_BY_HAND))
     charts.write("growth", charts.growth([(level.keys, level.p50, level.p99) for level in levels]))
     return [table, commands, parts, ratios, *databases, *options, *stepped, imported, grown]
+
+
+def shown(table: Section) -> list[str]:
+    """Return the columns of a SQL table that the page shows."""
+    return list(dict.fromkeys(name for row in table.rows for name in row.cells if name not in NOT_SHOWN))
 
 
 def steps_block(sections: Sequence[Section]) -> str:

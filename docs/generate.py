@@ -7,8 +7,6 @@ A test fails when a page or a part is not what this would write.
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 import logging
 import re
 import subprocess
@@ -24,18 +22,16 @@ from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import Store
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
 from flask_idempotency.settings.consumers import ConsumerPolicy, ConsumerSchema
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import PROBLEMS, ProblemType
-from tests.tooling.weight import LIMITS
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "flask_idempotency"
-NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it. -->\n"
+NOTICE = "<!-- from code, by docs/generate.py -->\n"
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -320,9 +316,9 @@ def _problem_page(problem: ProblemType) -> str:
     operator = OPERATORS[problem.code].replace("(api/", "(../reference/api/")
     return (
         f"# {problem.title}\n\n{NOTICE}\n"
-        f"Code `{problem.code}`, status {_status(problem)}. Send it again? {problem.again[0].upper()}{problem.again[1:]}.\n\n"
+        f"Code `{problem.code}`, status {_status(problem)}.\n\n"
         f"{problem.happened}\n\n## What to do\n\n{problem.remedy}\n\n"
-        f"## If you operate the service\n\n{operator}\n"
+        f"## For operators\n\n{operator}\n"
     )
 
 
@@ -470,19 +466,6 @@ def _first(path: Path) -> str:
     return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
 
-def protocol() -> str:
-    """The methods of `Store`, with the first sentence of each."""
-    rows = []
-    for name, method in inspect.getmembers(Store, inspect.isfunction):
-        if not name.startswith("_"):
-            parameters = [each for each in inspect.signature(method).parameters if each != "self"]
-            sentence = re.split(
-                r"(?<=\.) ", " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split()), maxsplit=1
-            )[0]
-            rows.append((method.__code__.co_firstlineno, f"`{name}({', '.join(parameters)})`", sentence))
-    return _table(("method", "what it does"), [(name, sentence) for _, name, sentence in sorted(rows)])
-
-
 @cache
 def _walks() -> str:
     """The walks of a fresh process, because loggers and caches of this one could add calls."""
@@ -498,47 +481,6 @@ def walks() -> str:
         "[Architecture](architecture.md) explains the steps. `python3 run.py walk` prints the same for the other stores.\n\n"
         + _walks()
     )
-
-
-def rooms() -> str:
-    """The lines of code that each room may have."""
-    limits: dict[str, int] = tomllib.loads(LIMITS.read_text(encoding="utf-8"))
-    rows = [(f"`{room}`", f"{lines:,}") for room, lines in sorted(limits.items(), key=lambda each: -each[1])]
-    return _table(("room", "lines of code, at most"), [*rows, ("all", f"{sum(limits.values()):,}")])
-
-
-_AUTO = re.compile(
-    r"^\.\. (?:auto(?:class|function|exception|data)|py:data):: (\S+?)(?:\(\))?$((?:\n   .*)*)", re.MULTILINE
-)
-
-
-def names() -> str:
-    """Every public name by its page, for a reader of a checkout: there the pages show directives and no text."""
-    folder = HERE / "reference" / "api"
-    text = ""
-    for page in re.findall(r"^([a-z-]+)$", (folder / "index.md").read_text(encoding="utf-8"), re.MULTILINE):
-        source = (folder / f"{page}.md").read_text(encoding="utf-8")
-        rows = [_named(path, options) for path, options in _AUTO.findall(source)]
-        text += f"\n[{source.partition(chr(10))[0].removeprefix('# ')}]({page}.md):\n\n" + _table(
-            ("name", "what it is", "docstring in"), rows
-        )
-    return f"{text}\n"
-
-
-def _named(path: str, options: str) -> tuple[str, ...]:
-    where, _, name = path.rpartition(".")
-    listed = re.search(r":module: (\S+)", options)
-    module = listed[1] if listed else where
-    # A checkout has the janitor at its top.
-    found = getattr(importlib.import_module(module.replace("flask_idempotency.janitor", "janitor")), name)
-    described = inspect.isclass(found) or inspect.isroutine(found)
-    paragraph = " ".join((inspect.cleandoc(found.__doc__ or "") if described else "").partition("\n\n")[0].split())
-    sentence = re.split(r"(?<=[.:])\s", paragraph, maxsplit=1)[0].removesuffix(":")
-    file = (
-        inspect.getmodule(found) if described else sys.modules[module.replace("flask_idempotency.janitor", "janitor")]
-    )
-    shown = Path(str(getattr(file, "__file__", ""))).relative_to(PACKAGE.parent)
-    return f"`{name}`", sentence.replace("``", "`"), f"`{shown}`"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -559,9 +501,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
 PARTS: Mapping[str, Callable[[], str]] = {
     "layers": layers,
     "layout": layout,
-    "names": names,
-    "protocol": protocol,
-    "rooms": rooms,
 }
 PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
 

@@ -6,7 +6,6 @@ A name outside of them is internal, also one without an underscore: it may chang
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -65,12 +64,6 @@ def names() -> Iterator[tuple[str, str]]:
             yield each, name
 
 
-def _kind(value: object) -> str:
-    if inspect.isclass(value):
-        return "exception" if issubclass(value, BaseException) else "class"
-    return "function" if inspect.isfunction(value) else "value"
-
-
 def page(notice: str) -> str:
     """Return the page with every public name, by module."""
     lines = [
@@ -84,17 +77,10 @@ def page(notice: str) -> str:
         "[reference](index.md).",
         "Everything else is internal, also without an underscore, and in modules that are not here: it may change in any "
         "release. From 1.0 on, a public name is removed only in a new major version, after a `DeprecationWarning` in a minor "
-        "one. The [API](api/index.md) describes each name.",
+        "one. The [API](api/index.md) describes each name; in a checkout, its docstring does. The names of `engine` are for "
+        "authors of stores and key providers, and for receivers of [events](events.md#the-log).",
         "",
     ]
     for each in MODULES:
-        lines += [f"## `{each}`", ""]
-        lines += [
-            f"* `{name}`, {_article(_kind(getattr(module(each), name)))}" for where, name in names() if where == each
-        ]
-        lines += [""]
+        lines += [f"## `{each}`", "", ", ".join(f"`{name}`" for where, name in names() if where == each), ""]
     return "\n".join(lines)
-
-
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
