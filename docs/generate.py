@@ -24,8 +24,8 @@ from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
-from flask_idempotency.settings.consumers import ConsumerPolicy, ConsumerSchema
-from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.consumers import CONSUMER, ConsumerPolicy
+from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import PROBLEMS, ProblemType
 
@@ -163,17 +163,14 @@ DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
 def configuration() -> str:
     """Every setting, its default and its meaning, by topic."""
     plain = Policy()
-    policy = {
-        name: (f"`{name}`", _default(name, plain), str(field.metadata["doc"]))
-        for name, field in PolicySchema().fields.items()
-    }
+    policy = {name: (f"`{name}`", _default(name, plain), field.doc) for name, field in POLICY.items()}
     deployment = {
         name: (
             f"`IDEMPOTENCY_{name.upper()}`",
-            _shown_default(field.metadata.get("default")),
-            str(field.metadata["doc"]),
+            _shown_default(field.default),
+            field.doc,
         )
-        for name, field in DeploymentSchema().fields.items()
+        for name, field in DEPLOYMENT.items()
         if name not in policy
     }
     return (
@@ -212,9 +209,9 @@ def _consumer_rows() -> list[tuple[str, ...]]:
         (
             f"`{name}`",
             defaults.get(name) or _shown(getattr(plain, name)) + read.get(name, ""),
-            str(field.metadata["doc"]),
+            field.doc,
         )
-        for name, field in ConsumerSchema().fields.items()
+        for name, field in CONSUMER.items()
     ]
 
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from marshmallow import RAISE, Schema, fields
-
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.settings.loading import load_values
@@ -21,8 +19,7 @@ from flask_idempotency.settings.options import (
     NOT_TOO_SHORT,
     POSITIVE,
     UP_TO_90_DAYS,
-    Field,
-    Parsed,
+    Option,
     decision,
     documented,
     imply_steps,
@@ -53,73 +50,72 @@ class ConsumerPolicy(Policy):
         return self.max_body
 
 
-class ConsumerSchema(Schema):
+class ConsumerOptions:
     """Every policy keyword of an inbox or a task. Its defaults are those of `ConsumerPolicy`."""
 
-    class Meta:
-        unknown = RAISE
-
-    effects: Field = documented(
+    effects: Option = documented(
         one_of("plain", "marked", "deduplicated", "transactional", "steps"),
         "What a second run of the work may repeat. Decides what happens after a worker vanished.",
     )
-    steps: Field = documented(
-        Parsed(steps),
+    steps: Option = documented(
+        Option(steps),
         "Every durable step that the work may take: decorated functions, `Step(…)` or names. Implies "
         '`effects="steps"`.',
     )
-    dropped_steps: Field = documented(
-        Parsed(step_names),
+    dropped_steps: Option = documented(
+        Option(step_names),
         "Names of steps that an earlier release had. A message that recorded one goes on without it.",
     )
-    steps_in_any_order: Field = documented(
-        fields.Boolean(),
+    steps_in_any_order: Option = documented(
+        Option(bool),
         "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
     )
-    resume_within: Field = documented(
-        Parsed(seconds, allow_none=True, validate=POSITIVE),
+    resume_within: Option = documented(
+        Option(seconds, POSITIVE, allow_none=True),
         "How long a paused message may wait for its redelivery. Then the janitor quarantines it.",
     )
-    on_abandoned: Field = documented(
+    on_abandoned: Option = documented(
         one_of("takeover", "quarantine", allow_none=True),
         "Overrides the decision of `effects` about a vanished worker.",
     )
-    on_error: Field = documented(
+    on_error: Option = documented(
         one_of("release", "keep", "quarantine"),
         "How to end the key if the work raises an exception. Past the point of no return it is never released.",
     )
-    decide: Field = documented(
-        Parsed(decision, allow_none=True), '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'
+    decide: Option = documented(
+        Option(decision, allow_none=True), '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    lease: Field = documented(
-        Parsed(seconds, validate=NOT_TOO_SHORT),
+    lease: Option = documented(
+        Option(seconds, NOT_TOO_SHORT),
         "How long a worker may be silent before it counts as vanished.",
     )
-    max_runtime: Field = documented(
-        Parsed(seconds, validate=POSITIVE), "How long the worker renews the lease: at least your longest message."
+    max_runtime: Option = documented(
+        Option(seconds, POSITIVE), "How long the worker renews the lease: at least your longest message."
     )
-    keep: Field = documented(
-        Parsed(seconds, validate=UP_TO_90_DAYS),
+    keep: Option = documented(
+        Option(seconds, *UP_TO_90_DAYS),
         "How long a message is recognised. Longer than any redelivery or dead-letter replay.",
     )
-    in_flight: Field = documented(
+    in_flight: Option = documented(
         one_of("later", "wait"),
         "How to treat a message that another worker has: `later`, or `wait` for its value first.",
     )
-    wait: Field = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a message waits.")
-    max_result: Field = documented(
+    wait: Option = documented(Option(seconds, NOT_NEGATIVE), "Longest time that such a message waits.")
+    max_result: Option = documented(
         whole_number(most=LONGEST_RESULT),
         "Largest value to keep, in bytes of JSON. Replays of a larger one have no value.",
     )
-    max_attempts: Field = documented(
+    max_attempts: Option = documented(
         whole_number(least=1),
         "How many workers may vanish at one message. Then it is `Dead`, or raises `TooManyAttempts`.",
     )
-    settle_wait: Field = documented(
-        Parsed(seconds, validate=NOT_NEGATIVE),
+    settle_wait: Option = documented(
+        Option(seconds, NOT_NEGATIVE),
         "How long to repeat a write that the store does not take, before the verdict is `Later`.",
     )
 
+
+CONSUMER: Final[Mapping[str, Option]] = {name: vars(ConsumerOptions)[name] for name in ConsumerOptions.__annotations__}
 
 _ANALOGOUS: Final = {"max_body": "max_result", "on_expiry": "on_abandoned", "retries": "max_attempts"}
 
@@ -129,10 +125,9 @@ def load_consumer_policy(values: Mapping[str, Any], *, where: str) -> ConsumerPo
 
     Raises `ConfigurationError` with every fault. Whether the store can follow it is checked when it is known.
     """
-    known = set(ConsumerSchema().fields)
-    of_http = {name: value for name, value in values.items() if name in POLICY_FIELDS - known}
+    of_http = {name: value for name, value in values.items() if name in POLICY_FIELDS - CONSUMER.keys()}
     rest = {name: value for name, value in values.items() if name not in of_http}
-    loaded, faults = load_values(ConsumerSchema(), rest, name_of=lambda name: f"{where}: {name}")
+    loaded, faults = load_values(CONSUMER, rest, name_of=lambda name: f"{where}: {name}")
     imply_steps(loaded)
     for name in of_http:
         meant = f"{_ANALOGOUS[name]}" if name in _ANALOGOUS else f"@idempotent({name}=…) on a view"

@@ -11,16 +11,16 @@ from dataclasses import fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from marshmallow import Schema, ValidationError
-
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.settings.options import (
+    DEPLOYMENT,
     MEMORY,
+    POLICY,
     REDIS_SCHEMES,
-    DeploymentSchema,
-    PolicySchema,
+    Option,
+    Refused,
     Settings,
     imply_steps,
 )
@@ -51,7 +51,7 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
 
     `where` names the call in which you wrote them, for error texts. Raises `ConfigurationError` with every fault.
     """
-    loaded, faults = load_values(PolicySchema(), values, name_of=lambda name: f"{where}: {name}")
+    loaded, faults = load_values(POLICY, values, name_of=lambda name: f"{where}: {name}")
     imply_steps(loaded)
     lists = Policy(**{name: loaded[name] for name in STATUS_LISTS if name in loaded})
     # No other layer can correct these, so refuse them here.
@@ -90,9 +90,8 @@ def load_settings(
     application can name its callers. Raises `ConfigurationError` with every fault.
     """
     configured = {name[len(PREFIX) :].lower(): value for name, value in config.items() if name.startswith(PREFIX)}
-    schema = DeploymentSchema()
-    from_config, faults = load_values(schema, configured, name_of=lambda name: PREFIX + name.upper())
-    from_call, call_faults = load_values(schema, arguments, name_of=lambda name: f"Idempotency({name}=…)")
+    from_config, faults = load_values(DEPLOYMENT, configured, name_of=lambda name: PREFIX + name.upper())
+    from_call, call_faults = load_values(DEPLOYMENT, arguments, name_of=lambda name: f"Idempotency({name}=…)")
     loaded = {**from_config, **from_call}
     imply_steps(loaded)
     loaded.setdefault("store", MEMORY)
@@ -224,20 +223,27 @@ def _store_faults(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bool)
 
 
 def load_values(
-    schema: Schema, values: Mapping[str, Any], *, name_of: Callable[[str], str]
+    options: Mapping[str, Option], values: Mapping[str, Any], *, name_of: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what the schema loads from these values, and one sentence for each value that it refuses."""
-    faults = []
-    for name in [name for name in values if name not in schema.fields]:
-        close = difflib.get_close_matches(name, list(schema.fields), n=1, cutoff=0.6)
-        hint = f" Did you mean {name_of(close[0])}?" if close else ""
-        faults.append(f"{name_of(name)}: there is no such setting.{hint}")
-    try:
-        loaded: dict[str, Any] = schema.load({name: value for name, value in values.items() if name in schema.fields})
-    except ValidationError as error:
-        messages = error.messages if isinstance(error.messages, dict) else {}
-        faults += [f"{name_of(name)}: {' '.join(_flat(found))}" for name, found in messages.items()]
-        loaded = dict(error.valid_data) if isinstance(error.valid_data, dict) else {}
+    """Return what these options load from these values, and one sentence for each value that they refuse."""
+    loaded, others, faults = dict[str, Any](), dict[str, Any](), list[str]()
+    for name, value in values.items():
+        if name in options:
+            try:
+                loaded[name] = options[name].load(value)
+            except Refused:
+                others[name] = value
+        else:
+            close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
+            hint = f" Did you mean {name_of(close[0])}?" if close else ""
+            faults.append(f"{name_of(name)}: there is no such setting.{hint}")
+    if others:
+        # marshmallow takes as long to import as the rest of the settings: it is for values to convert, and for faults.
+        from flask_idempotency.settings import schema
+
+        converted, found = schema.load(options, others)
+        loaded |= converted
+        faults += [f"{name_of(name)}: {' '.join(_flat(texts))}" for name, texts in found.items()]
     return loaded, faults
 
 

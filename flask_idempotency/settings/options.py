@@ -14,24 +14,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
-from marshmallow import RAISE, Schema, ValidationError, fields, validate
-
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota
-from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.values import fits, valueclass
 from flask_idempotency.settings.profiles import PROFILES, faults_of_kept
 
 if TYPE_CHECKING:
     from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
     from flask_idempotency.engine.step_rules import Step
-
-    Field = fields.Field[Any]
-else:
-    Field = fields.Field  # not generic in marshmallow 3
+    from flask_idempotency.engine.store import Store
 
 MEMORY: Final = "memory://"
 REDIS_SCHEMES: Final = ("redis:", "rediss:", "unix:", "redis+", "rediss+")
@@ -51,7 +45,8 @@ MAX_SHARDS: Final = 256
 StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
 Encryption: TypeAlias = Literal["off", "on", "required"]
 T = TypeVar("T")
-FieldT = TypeVar("FieldT", bound=Field)
+Rule: TypeAlias = tuple[Callable[[Any], bool], str]
+"""What must hold of a loaded value, and the sentence for one of which it does not."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
@@ -60,18 +55,39 @@ _TOO_MUCH = (
 )
 
 
-# How values are read. Each function returns the loaded value, or raises `ValidationError`.
+class Refused(ValueError):
+    """A value that an option does not take. Each argument is a sentence that says why."""
 
 
-class Parsed(Field):
-    """A field whose value this function loads."""
+class Option:
+    """One option: how its value is read, what must hold of it, and its text for the reference.
 
-    def __init__(self, parse: Callable[[Any], Any], **options: Any) -> None:
-        super().__init__(**options)
-        self._parse = parse
+    `kind` is the type of a value that is loaded as it is, or a function that returns the loaded value and raises `Refused`.
+    """
 
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> Any:
-        return self._parse(value)
+    def __init__(self, kind: Callable[[Any], Any], *rules: Rule, allow_none: bool = False) -> None:
+        self.kind = kind
+        self.rules = rules
+        self.allow_none = allow_none
+        self.doc = ""
+        self.default: object = None
+
+    def load(self, value: Any) -> Any:
+        """Load a value that needs no conversion. Raise `Refused` for another: `schema` converts it, or says what is wrong."""
+        if value is None and self.allow_none:
+            return None
+        if value is None or (self.kind in PLAIN and type(value) is not self.kind):
+            raise Refused
+        loaded = self.kind(value)
+        if not all(holds(loaded) for holds, _ in self.rules):
+            raise Refused
+        return loaded
+
+
+PLAIN: Final = (bool, str, int)
+
+
+# How values are read. Each function returns the loaded value, or raises `Refused`.
 
 
 def seconds(value: Any) -> float:
@@ -79,7 +95,7 @@ def seconds(value: Any) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValidationError("must be a number of seconds or a timedelta.")
+        raise Refused("must be a number of seconds or a timedelta.")
     return float(value)
 
 
@@ -87,7 +103,7 @@ def header_names(value: Any) -> tuple[str, ...]:
     """Read one header name or several. Clients should use the first; the others are aliases."""
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
-        raise ValidationError("must be a header name such as Idempotency-Key, or a list of them.")
+        raise Refused("must be a header name such as Idempotency-Key, or a list of them.")
     return names
 
 
@@ -101,7 +117,7 @@ def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
         and all(" " <= char <= "~" for char in text)
         for name, text in pairs.items()
     ):
-        raise ValidationError("must be a header name, or a mapping of header names to values.")
+        raise Refused("must be a header name, or a mapping of header names to values.")
     return tuple(pairs.items())
 
 
@@ -109,9 +125,9 @@ def kept_headers(value: Any) -> frozenset[str]:
     """Read names of response headers to keep, or their beginnings, in lower case. Refuse what belongs to one caller."""
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
     if not all(isinstance(name, str) for name in names):
-        raise ValidationError("must be a header name, or a list of them.")
+        raise Refused("must be a header name, or a list of them.")
     if faults := faults_of_kept(names):
-        raise ValidationError(faults)
+        raise Refused(*faults)
     return frozenset(name.lower() for name in names)
 
 
@@ -124,17 +140,17 @@ def statuses(value: Any) -> frozenset[int]:
         elif isinstance(item, int) and not isinstance(item, bool) and 100 <= item <= 599:
             found.add(item)
         else:
-            raise ValidationError('must contain statuses from 100 to 599, or classes such as "5xx".')
+            raise Refused('must contain statuses from 100 to 599, or classes such as "5xx".')
     return frozenset(found)
 
 
 def methods(value: Any) -> frozenset[str]:
     """Read HTTP methods. Refuse those that are safe to repeat by definition (RFC 9110, section 9.2.1)."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ValidationError('must be a list of methods such as ["POST", "PATCH"].')
+        raise Refused('must be a list of methods such as ["POST", "PATCH"].')
     names = frozenset(str(method).upper() for method in value)
     if safe := names & {"GET", "HEAD", "OPTIONS", "TRACE"}:
-        raise ValidationError(f"must not contain {', '.join(sorted(safe))}: such requests are safe to repeat anyway.")
+        raise Refused(f"must not contain {', '.join(sorted(safe))}: such requests are safe to repeat anyway.")
     return names
 
 
@@ -142,26 +158,26 @@ def pointers(value: Any) -> tuple[str, ...]:
     """Read JSON Pointers (RFC 6901)."""
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(pointer, str) for pointer in found):
-        raise ValidationError('must be a JSON Pointer such as "/sent_at", or a list of them.')
+        raise Refused('must be a JSON Pointer such as "/sent_at", or a list of them.')
     for pointer in found:
         try:
             check_pointer(pointer)
         except ValueError as error:
-            raise ValidationError(str(error)) from error
+            raise Refused(str(error)) from error
     return found
 
 
 def function(value: Any) -> Callable[..., Any]:
     """Read a function."""
     if not callable(value):
-        raise ValidationError("must be a function.")
+        raise Refused("must be a function.")
     return value  # type: ignore[no-any-return]
 
 
 def decision(value: Any) -> Callable[..., Any]:
     """Read a function that is called with what the work returned and the exception that it raised."""
     if not fits(function(value), None, None):
-        raise ValidationError("must be a function of two arguments: what the work returned, and its exception or None.")
+        raise Refused("must be a function of two arguments: what the work returned, and its exception or None.")
     return value  # type: ignore[no-any-return]
 
 
@@ -181,9 +197,9 @@ def steps(value: Any) -> tuple[Step, ...]:
             try:
                 found.append(Step(each))
             except ConfigurationError as error:
-                raise ValidationError(str(error)) from error
+                raise Refused(str(error)) from error
         else:
-            raise ValidationError(
+            raise Refused(
                 f"must list decorated functions, Step(…) or names, and {_named(each)} is none of them. Put "
                 "@durable_step(…) on the function, outermost."
             )
@@ -198,7 +214,7 @@ def step_names(value: Any) -> frozenset[str]:
     """Read names of steps."""
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(name, str) for name in names):
-        raise ValidationError("must be the name of a step, or a list of them.")
+        raise Refused("must be the name of a step, or a list of them.")
     return frozenset(names)
 
 
@@ -213,15 +229,15 @@ def rate(value: Any) -> NewKeys:
     if isinstance(value, NewKeys):
         value = (value.count, value.seconds)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
-        raise ValidationError("must be a pair: how many keys, and in each how many seconds, such as (1000, 3600).")
+        raise Refused("must be a pair: how many keys, and in each how many seconds, such as (1000, 3600).")
     number, length = value
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValidationError("must begin with a whole number of keys, from 0 up.")
+        raise Refused("must begin with a whole number of keys, from 0 up.")
     if number > MAX_LIMIT:
-        raise ValidationError(_TOO_MUCH)
+        raise Refused(_TOO_MUCH)
     window = seconds(length)
     if not 0 < window <= MAX_WINDOW_SECONDS:
-        raise ValidationError("must end with a window of more than 0 seconds and not more than a year.")
+        raise Refused("must end with a window of more than 0 seconds and not more than a year.")
     return NewKeys(number, window)
 
 
@@ -244,7 +260,7 @@ class FormerIdentity:
 def former_identity(value: Any) -> FormerIdentity:
     """Read a mapping with one or more of `namespace`, `tenant` and `principal`."""
     if not isinstance(value, Mapping) or not value or not set(value) <= {"namespace", "tenant", "principal"}:
-        raise ValidationError(
+        raise Refused(
             'must be a mapping of what was otherwise, such as {"tenant": False}, {"principal": False}, '
             '{"principal": "Flask-Login"} or {"namespace": "old"}.'
         )
@@ -264,197 +280,211 @@ def former_identity(value: Any) -> FormerIdentity:
     if tenant is not False and not callable(tenant):
         faults.append("tenant must be False if there was no tenant_loader, or else the function that was the loader.")
     if faults:
-        raise ValidationError(faults)
+        raise Refused(*faults)
     return FormerIdentity(**loaded)
 
 
-def _compiles(pattern: str) -> None:
+def anything(value: Any) -> Any:
+    """Leave this value to whoever reads it."""
+    return value
+
+
+def pattern(value: Any) -> str:
+    """Read a regular expression."""
+    if type(value) is not str:
+        raise Refused("Not a valid string.")
     try:
-        re.compile(pattern)
+        re.compile(value)
     except re.error as error:
-        raise ValidationError(f"is not a regular expression: {error}.") from error
+        raise Refused(f"is not a regular expression: {error}.") from error
+    return value
 
 
-def one_of(*words: str, **options: Any) -> fields.String:
-    return fields.String(validate=validate.OneOf(words, error="must be one of: {choices}."), **options)
+def one_of(*words: str, allow_none: bool = False) -> Option:
+    return Option(str, (words.__contains__, f"must be one of: {', '.join(words)}."), allow_none=allow_none)
 
 
-def whole_number(*, least: int = 0, most: int | None = None, **options: Any) -> fields.Integer:
+def whole_number(*, least: int = 0, most: int | None = None, allow_none: bool = False) -> Option:
     """A whole number from `least` up. True is not one."""
     error = "must not be negative." if least == 0 else f"must be at least {least}."
     if most is not None:
         error = f"must be from {least} to {most}."
-    return fields.Integer(strict=True, validate=validate.Range(min=least, max=most, error=error), **options)
+    return Option(
+        int, (lambda value: least <= value <= (math.inf if most is None else most), error), allow_none=allow_none
+    )
 
 
-def _limit(doc: str) -> fields.Integer:
+def _limit(doc: str) -> Option:
     """How much one tenant may have. None is no limit."""
-    field = whole_number(allow_none=True, metadata={"doc": doc, "default": "no limit"})
-    field.validators.append(validate.Range(max=MAX_LIMIT, error=_TOO_MUCH))
-    return field
+    too_much = (lambda value: value <= MAX_LIMIT, _TOO_MUCH)
+    option = Option(int, (lambda value: value >= 0, "must not be negative."), too_much, allow_none=True)
+    return documented(option, doc, "no limit")
 
 
-POSITIVE: Final = validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
-NOT_TOO_SHORT: Final = validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second.")
-UP_TO_90_DAYS: Final = [POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")]
-NOT_NEGATIVE: Final = validate.Range(min=0, error="must not be negative.")
+POSITIVE: Final[Rule] = (lambda value: value > 0, "must be more than 0.")
+NOT_TOO_SHORT: Final[Rule] = (lambda value: value >= MIN_LEASE_SECONDS, "must be at least a tenth of a second.")
+UP_TO_90_DAYS: Final[tuple[Rule, ...]] = (
+    POSITIVE,
+    (lambda value: value <= MAX_KEEP_SECONDS, "must not be longer than 90 days."),
+)
+NOT_NEGATIVE: Final[Rule] = (lambda value: value >= 0, "must not be negative.")
 
 
-def documented(field: FieldT, doc: str) -> FieldT:
-    """Return this field with its sentence for the reference."""
-    field.metadata = {"doc": doc}
-    return field
+def _matches(expression: str, error: str) -> Rule:
+    return lambda value: re.match(expression, value) is not None, error
 
 
-class PolicySchema(Schema):
+def documented(option: Option, doc: str, default: object = None) -> Option:
+    """Return this option with its sentence for the reference, and the default that it shows."""
+    option.doc, option.default = doc, default
+    return option
+
+
+class PolicyOptions:
     """Every keyword that may differ from one endpoint to the next. Its defaults are those of `engine.policy.Policy`."""
 
-    class Meta:
-        unknown = RAISE
-
-    required: Field = documented(fields.Boolean(), "Refuse a request without a key (400 `missing-key`).")
-    mode: Field = documented(
+    required: Option = documented(Option(bool), "Refuse a request without a key (400 `missing-key`).")
+    mode: Option = documented(
         one_of("observe", "warn", "enforce"),
         "`enforce` protects the endpoint. `observe` counts what it would do with each request, and changes none; "
         "`warn` also says it in `Idempotency-Status`. See [a first week without risk](../guides/observe.md).",
     )
-    profile: Field = documented(
+    profile: Option = documented(
         one_of(*PROFILES),
         "The dialect that clients speak; a bundle of the values below. You can still set each by itself.",
     )
-    header: Field = documented(
-        Parsed(header_names, validate=validate.Length(min=1, error="must name at least one header.")),
+    header: Option = documented(
+        Option(header_names, (bool, "must name at least one header.")),
         "The request header that carries the key; a list adds aliases.",
     )
-    replayed_header: Field = documented(
-        Parsed(header_pairs), "The response header that marks a replay: a name, or a mapping of names to values."
+    replayed_header: Option = documented(
+        Option(header_pairs), "The response header that marks a replay: a name, or a mapping of names to values."
     )
-    methods: Field = documented(Parsed(methods), "The methods in scope.")
-    max_key_length: Field = documented(whole_number(least=1, most=4096), "Longest key, in characters.")
-    key_format: Field = documented(
-        fields.String(validate=_compiles), "`any`, `uuid`, or a regular expression that the whole key must match."
+    methods: Option = documented(Option(methods), "The methods in scope.")
+    max_key_length: Option = documented(whole_number(least=1, most=4096), "Longest key, in characters.")
+    key_format: Option = documented(
+        Option(pattern), "`any`, `uuid`, or a regular expression that the whole key must match."
     )
-    keep: Field = documented(
-        Parsed(seconds, validate=UP_TO_90_DAYS),
+    keep: Option = documented(
+        Option(seconds, *UP_TO_90_DAYS),
         "How long a response can be replayed. After it, the key is new.",
     )
-    remember: Field = documented(
-        Parsed(seconds, allow_none=True, validate=UP_TO_90_DAYS),
+    remember: Option = documented(
+        Option(seconds, *UP_TO_90_DAYS, allow_none=True),
         "How long a key is known, if longer than `keep`. In between, a retry gets 410 `key-expired` and does not run.",
     )
-    lease: Field = documented(
-        Parsed(seconds, validate=NOT_TOO_SHORT),
+    lease: Option = documented(
+        Option(seconds, NOT_TOO_SHORT),
         "How long a worker may be silent before it counts as vanished.",
     )
-    max_runtime: Field = documented(
-        Parsed(seconds, validate=POSITIVE), "How long the worker renews the lease of a running view."
+    max_runtime: Option = documented(
+        Option(seconds, POSITIVE), "How long the worker renews the lease of a running view."
     )
-    in_flight: Field = documented(
+    in_flight: Option = documented(
         one_of("reject", "wait"),
         "How to treat a duplicate of a running request: `reject` sends 409 immediately; `wait` waits for the first "
         "response.",
     )
-    wait: Field = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a duplicate waits.")
-    effects: Field = documented(
+    wait: Option = documented(Option(seconds, NOT_NEGATIVE), "Longest time that such a duplicate waits.")
+    effects: Option = documented(
         one_of("plain", "marked", "deduplicated", "transactional", "steps"),
         "What a second run of the view may repeat. Decides whether a retry runs after a worker vanished or a view "
         "failed.",
     )
-    steps: Field = documented(
-        Parsed(steps),
+    steps: Option = documented(
+        Option(steps),
         "Every durable step that the view may take: decorated functions, `Step(…)` or names. Implies "
         '`effects="steps"`.',
     )
-    dropped_steps: Field = documented(
-        Parsed(step_names),
+    dropped_steps: Option = documented(
+        Option(step_names),
         "Names of steps that an earlier release had. A request that recorded one goes on without it.",
     )
-    steps_in_any_order: Field = documented(
-        fields.Boolean(),
+    steps_in_any_order: Option = documented(
+        Option(bool),
         "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
     )
-    resume_within: Field = documented(
-        Parsed(seconds, allow_none=True, validate=POSITIVE),
+    resume_within: Option = documented(
+        Option(seconds, POSITIVE, allow_none=True),
         "How long a paused request may wait for its retry. Then the janitor quarantines it.",
     )
-    finish: Field = documented(
+    finish: Option = documented(
         one_of("client", "janitor"),
         "Who finishes a request that stopped between two steps: its `client`, or the `janitor` as well. See "
         "[requests that no client retries](../guides/steps.md#requests-that-no-client-retries).",
     )
-    finish_headers: Field = documented(
-        Parsed(header_names), "Request headers that are kept for the janitor. Never one that carries credentials."
+    finish_headers: Option = documented(
+        Option(header_names), "Request headers that are kept for the janitor. Never one that carries credentials."
     )
-    on_abandoned: Field = documented(
+    on_abandoned: Option = documented(
         one_of("takeover", "quarantine", allow_none=True),
         "Overrides the decision of `effects` about a vanished worker. `takeover` may run a plain effect twice.",
     )
-    on_error: Field = documented(
+    on_error: Option = documented(
         one_of("release", "keep", "quarantine", allow_none=True),
         "How to end the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the rest "
         "quarantines under `plain`, and releases under the others. Past the point of no return, the key is never released.",
     )
-    on_store_down: Field = documented(
+    on_store_down: Option = documented(
         one_of("refuse", "allow"),
         "Without a store: refuse keyed requests (503), or run them unprotected, visibly. Without the "
         "keys of encrypted responses they are refused in any case.",
     )
-    keep_statuses: Field = documented(
-        Parsed(statuses), 'Statuses stored in any case: numbers and classes such as "5xx".'
+    keep_statuses: Option = documented(
+        Option(statuses), 'Statuses stored in any case: numbers and classes such as "5xx".'
     )
-    release_statuses: Field = documented(Parsed(statuses), "Statuses after which the key may run again.")
-    decide: Field = documented(
-        Parsed(decision, allow_none=True), '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'
+    release_statuses: Option = documented(Option(statuses), "Statuses after which the key may run again.")
+    decide: Option = documented(
+        Option(decision, allow_none=True), '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    max_body: Field = documented(
+    max_body: Option = documented(
         whole_number(), "Largest response body to keep, in bytes; a larger one leaves a tombstone."
     )
-    max_request_body: Field = documented(
+    max_request_body: Option = documented(
         whole_number(allow_none=True),
         "Largest body of a request with a key, in bytes; a larger one is refused before anything is claimed (413 "
         "`request-too-large`).",
     )
-    keep_headers: Field = documented(
-        Parsed(kept_headers),
+    keep_headers: Option = documented(
+        Option(kept_headers),
         "Response headers to keep and replay, in addition to the allow-list. `X-Shop-*` names all that begin so. A "
         "replay uses the present list.",
     )
-    fingerprint: Field = documented(one_of("canonical", "raw"), "Compare JSON and forms by meaning, or bytes only.")
-    ignore_fields: Field = documented(
-        Parsed(pointers),
+    fingerprint: Option = documented(one_of("canonical", "raw"), "Compare JSON and forms by meaning, or bytes only.")
+    ignore_fields: Option = documented(
+        Option(pointers),
         "JSON Pointers of members that may change between retries. `/page_token` also names the form field "
         "`page_token`; files always count.",
     )
-    fingerprint_headers: Field = documented(Parsed(header_names), "Request headers that must be equal too.")
-    form_field: Field = documented(
-        fields.String(allow_none=True),
+    fingerprint_headers: Option = documented(Option(header_names), "Request headers that must be equal too.")
+    form_field: Option = documented(
+        Option(str, allow_none=True),
         "Hidden form field that may carry the key (`idempotency_field()` renders one). It goes before a header.",
     )
-    scope: Field = documented(one_of("key", "operation"), "`operation` gives each endpoint its own key space.")
-    published: Field = documented(
-        fields.Boolean(), "Whether the [policy document](../guides/policy-document.md) lists the operation."
+    scope: Option = documented(one_of("key", "operation"), "`operation` gives each endpoint its own key space.")
+    published: Option = documented(
+        Option(bool), "Whether the [policy document](../guides/policy-document.md) lists the operation."
     )
-    void: Field = documented(
-        fields.Boolean(),
+    void: Option = documented(
+        Option(bool),
         "Whether clients may [void a key](../guides/status.md#void-a-key), so that no request runs under it for `keep`.",
     )
 
 
-def _option(default: T, field: Field, doc: str, *, shown: object = None, repr: bool = True) -> T:
+def _option(default: T, option: Option, doc: str, *, shown: object = None, repr: bool = True) -> T:
     """Declare an option that becomes this setting as it was loaded. The reference shows the default, or `shown`."""
-    field.metadata = {"doc": doc, "default": default if shown is None else shown}
-    return dataclasses.field(default=default, repr=repr, metadata={"": field})
+    documented(option, doc, default if shown is None else shown)
+    return dataclasses.field(default=default, repr=repr, metadata={"": option})
 
 
 def _interval(default: float, doc: str) -> float | None:
     """Declare the seconds between two runs of a task. None: the task does not run by itself."""
-    return _option(default, Parsed(seconds, allow_none=True, validate=POSITIVE), doc, shown=int(default))
+    return _option(default, Option(seconds, POSITIVE, allow_none=True), doc, shown=int(default))
 
 
 def _timeout(doc: str) -> float | None:
     """Declare the seconds after which a server or proxy gives up. 0: never. None: the operator has not said."""
-    field = Parsed(seconds, allow_none=True, validate=NOT_NEGATIVE)
-    return _option(None, field, doc, shown="not known")
+    return _option(None, Option(seconds, NOT_NEGATIVE, allow_none=True), doc, shown="not known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,11 +496,11 @@ class Settings:
     """
 
     store: StoreChoice = _option(
-        MEMORY, fields.Raw(), 'A URL, a `Store` object, or `"package.module:factory"`.', repr=False
+        MEMORY, Option(anything), 'A URL, a `Store` object, or `"package.module:factory"`.', repr=False
     )
     redis_url: str | None = _option(
         None,
-        fields.String(),
+        Option(str),
         "With a SQL store: a Redis or Valkey that serves replays in its place. You may empty it at any time, because "
         "only SQL grants claims.",
         shown="none",
@@ -484,30 +514,27 @@ class Settings:
     )
     namespace: str = _option(
         "",
-        fields.String(
-            validate=validate.Length(min=1, max=LONGEST_NAME, error=f"must have 1 to {LONGEST_NAME} characters.")
-        ),
+        Option(str, (lambda value: 1 <= len(value) <= LONGEST_NAME, f"must have 1 to {LONGEST_NAME} characters.")),
         "Keeps applications apart in one store. If you change it, every key is new.",
         shown="the application's name",
     )
     secrets: tuple[bytes, ...] = dataclasses.field(
         repr=False,
         metadata={
-            "secret": fields.Raw(
-                metadata={
-                    "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation. At least "
-                    "16 random bytes, 32 with encryption `required`: "
-                    "`python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug and testing any will do, "
-                    "unless encryption is `required`.",
-                    "default": "derived from `SECRET_KEY`, with a warning",
-                }
+            "secret": documented(
+                Option(anything),
+                "Derives every storage key: a string, or a list of them, oldest last, during a rotation. At least "
+                "16 random bytes, 32 with encryption `required`: "
+                "`python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug and testing any will do, "
+                "unless encryption is `required`.",
+                "derived from `SECRET_KEY`, with a warning",
             )
         },
     )
     """The newest first."""
     former_identity: FormerIdentity | None = _option(
         None,
-        Parsed(former_identity),
+        Option(former_identity),
         'For one `keep` or `remember` after a change of identity: the former values, such as `{"namespace": "old"}`. Keys '
         "are claimed under both names. See [a change of "
         "identity](../guides/identity.md#when-the-identity-of-keys-changes).",
@@ -521,7 +548,7 @@ class Settings:
     )
     key_ring: KeyProvider | None = _option(
         None,
-        fields.Raw(allow_none=True),
+        Option(anything, allow_none=True),
         "The keys that wrap the data keys of tenants, newest first: `env:NAME`, `file:/path`, "
         '`"package.module:factory"`, a mapping of ids to keys, the URL of a '
         "[key service](../guides/encryption.md#a-key-service), a `KeyProvider`, or a list of these. With encryption off it "
@@ -538,57 +565,53 @@ class Settings:
     """None: not at all."""
     hash_identities: bool = _option(
         False,
-        fields.Boolean(),
+        Option(bool),
         "Whether a record names its tenant and principal by a keyed hash that cannot be reversed. A `replay_guard` gets the "
         "hash too.",
         shown="`False`; `True` when encryption is required",
     )
     allow_plaintext_transport: bool = _option(
         False,
-        fields.Boolean(),
+        Option(bool),
         "Lets `required` start where the store is, or may be, reached over a network without TLS.",
     )
-    docs_url: str = _option(DOCS_URL, fields.String(), "The URL that the `type` of a problem begins with.")
+    docs_url: str = _option(DOCS_URL, Option(str), "The URL that the `type` of a problem begins with.")
     problem_pages: bool = _option(
         True,
-        fields.Boolean(),
+        Option(bool),
         "Whether a form from a client that prefers `text/html`, such as a browser, gets a page in place of a problem "
         "document; and whether the application serves a page on each problem, below `/.well-known/idempotency/problems/`, "
         "to which `Link` leads. It does not if you set `IDEMPOTENCY_DOCS_URL`.",
     )
     publish: bool = _option(
         False,
-        fields.Boolean(),
+        Option(bool),
         "Whether `GET /.well-known/idempotency` tells clients what your endpoints promise. See "
         "[the policy document](../guides/policy-document.md).",
     )
     status_url: str | None = _option(
         None,
-        fields.String(
-            allow_none=True, validate=validate.Regexp(r"/(?!/)", error='must be a path such as "/idempotency/status".')
-        ),
+        Option(str, _matches(r"/(?!/)", 'must be a path such as "/idempotency/status".'), allow_none=True),
         "The path at which clients ask what became of a key. See [the status of a key](../guides/status.md).",
         shown="none",
     )
     browser_module: str | None = _option(
         None,
-        fields.String(
-            allow_none=True, validate=validate.Regexp(r"/(?!/)", error='must be a path such as "/idempotency.js".')
-        ),
+        Option(str, _matches(r"/(?!/)", 'must be a path such as "/idempotency.js".'), allow_none=True),
         "The path that serves the browser module, which `idempotency_script()` loads. See "
         "[calling from a browser](../guides/browser.md).",
         shown="none",
     )
     allow_anonymous: bool | None = _option(
         None,
-        fields.Boolean(),
+        Option(bool),
         "Whether requests whose caller has no name may use keys. They share one key space. Not set: only requests "
         "without credentials. `True`: those with credentials too. `False`: none. See [identity](../guides/identity.md).",
         shown="only without credentials",
     )
     credential_headers: tuple[str, ...] = _option(
         (),
-        Parsed(header_names),
+        Option(header_names),
         "Request headers that count as credentials, in addition to "
         "[the built-in ones](../guides/identity.md#what-counts-as-credentials).",
         shown="none",
@@ -601,24 +624,20 @@ class Settings:
             ),
             "quota_bytes": _limit("Most bytes of stored responses of one tenant, as they were sent."),
             "quota_in_flight": _limit("Most keyed requests of one tenant that run at the same time."),
-            "quota_new_keys": Parsed(
-                rate,
-                allow_none=True,
-                metadata={
-                    "doc": "Most new keys of one tenant in each window: `(count, seconds)`.",
-                    "default": "no limit",
-                },
+            "quota_new_keys": documented(
+                Option(rate, allow_none=True),
+                "Most new keys of one tenant in each window: `(count, seconds)`.",
+                "no limit",
             ),
         },
     )
     """The quota of a tenant that the loader gives none. None: the store counts nothing."""
     store_id: str | None = _option(
         None,
-        fields.String(
-            validate=[
-                validate.Regexp(r"[!-~]{1,64}\Z", error="must be 1 to 64 visible ASCII characters."),
-                validate.NoneOf(["unnamed"], error="must not be `unnamed`, the name of a Redis without an id."),
-            ]
+        Option(
+            str,
+            _matches(r"[!-~]{1,64}\Z", "must be 1 to 64 visible ASCII characters."),
+            (lambda value: value != "unnamed", "must not be `unnamed`, the name of a Redis without an id."),
         ),
         "The id that `flask idempotency redis init` gave this Redis. A Redis with another id is refused.",
         shown="any",
@@ -632,14 +651,14 @@ class Settings:
     )
     data_loss_grace: float = _option(
         60.0,
-        Parsed(seconds, validate=POSITIVE),
+        Option(seconds, POSITIVE),
         "How long workers that survived a data loss have to put their claims back. Then unknown keys run again. At least the "
         "longest lease.",
         shown=60,
     )
     client_clock_skew: float | None = _option(
         5.0,
-        Parsed(seconds, allow_none=True, validate=NOT_NEGATIVE),
+        Option(seconds, NOT_NEGATIVE, allow_none=True),
         "How far clients' clocks may be off. A key with a time (UUID version 7, ULID) that is later than a data loss by more "
         "than this runs immediately. None: times in keys are ignored; see [what may be lost](../how-it-works/data-loss.md).",
         shown=5,
@@ -701,21 +720,21 @@ class Settings:
     )
     broker_url: str | None = _option(
         None,
-        fields.String(allow_none=True),
+        Option(str, allow_none=True),
         "Where the janitor's Celery worker gets its tasks, if `flask_idempotency.janitor` makes the Celery app.",
         shown="the store's URL, where that is a Redis",
         repr=False,
     )
-    metrics: bool = _option(False, fields.Boolean(), "Whether events and store calls are counted for Prometheus.")
+    metrics: bool = _option(False, Option(bool), "Whether events and store calls are counted for Prometheus.")
     opentelemetry: bool = _option(
         False,
-        fields.Boolean(),
+        Option(bool),
         "Whether spans get the outcome, the attempt and the fence, replays and conflicts a link to the run that holds the "
         "key, and events and store calls are counted through OpenTelemetry. See [traces](../operate/opentelemetry.md).",
     )
     activity: bool | None = _option(
         None,
-        fields.Boolean(allow_none=True),
+        Option(bool, allow_none=True),
         "Whether each process counts outcomes and times by endpoint, and adds them to the store every 10 s. See "
         "[activity](../operate/activity.md). `True` refuses a store that keeps none.",
         shown="on, unless the application is in testing or its store keeps no activity",
@@ -728,7 +747,7 @@ class Settings:
     )
     enabled: bool = _option(
         True,
-        fields.Boolean(),
+        Option(bool),
         "False: no key is looked at, and the store is not called. Views run as if the extension were not there. "
         "It still commits the rows of transactional views, because they leave that to it.",
     )
@@ -758,8 +777,9 @@ class Settings:
         return not str(self.store).startswith((MEMORY, *REDIS_SCHEMES))
 
 
-DeploymentSchema: Final[type[Schema]] = PolicySchema.from_dict(
-    {name or each.name: field for each in dataclasses.fields(Settings) for name, field in each.metadata.items()},
-    name="DeploymentSchema",
-)
+POLICY: Final[Mapping[str, Option]] = {name: vars(PolicyOptions)[name] for name in PolicyOptions.__annotations__}
+DEPLOYMENT: Final[Mapping[str, Option]] = {
+    **POLICY,
+    **{name or each.name: option for each in dataclasses.fields(Settings) for name, option in each.metadata.items()},
+}
 """Everything that configuration may contain: the policy keywords, and one option for each setting."""

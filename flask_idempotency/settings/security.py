@@ -13,8 +13,8 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.offered import capabilities_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.urls import is_multi_host, parse_multi_host
 

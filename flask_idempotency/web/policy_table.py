@@ -11,7 +11,7 @@ from flask_idempotency.engine.operations import Operation, Operations
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.operations.report import Report, Suggestion, suggestions
-from flask_idempotency.settings.consumers import ConsumerSchema
+from flask_idempotency.settings.consumers import CONSUMER
 from flask_idempotency.web.operator import built, policies, state
 from flask_idempotency.web.policies import SAFE, Policies, PolicySource
 
@@ -44,7 +44,7 @@ def consumers() -> list[Operation]:
 
 def consumer_values(each: Operation) -> dict[str, object]:
     """Return the policy keywords of an inbox or a task."""
-    values = {name: getattr(each.policy, name) for name in ConsumerSchema().fields}
+    values = {name: getattr(each.policy, name) for name in CONSUMER}
     return {**values, "in_flight": "later" if each.policy.in_flight == "reject" else "wait"}
 
 

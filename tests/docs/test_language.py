@@ -14,8 +14,8 @@ import click
 from docs.commands import subcommands
 from flask_idempotency.cli import cli
 from flask_idempotency.engine.events import kinds
-from flask_idempotency.settings.consumers import ConsumerSchema
-from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.consumers import CONSUMER
+from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.web.problems import PROBLEMS
 from tests.docs.test_pages import MARKDOWN, ROOT
 
@@ -72,9 +72,9 @@ def texts() -> Iterator[tuple[str, str]]:
     yield from commands(cli, "flask idempotency")
     for row in PROBLEMS.values():
         yield f"problem {row.code}", "\n".join((row.title, row.detail, row.happened, row.remedy, row.again))
-    for schema in (PolicySchema, DeploymentSchema, ConsumerSchema):
-        for name, field in schema().fields.items():
-            yield f"option {name}", str(field.metadata["doc"])
+    for options in (POLICY, DEPLOYMENT, CONSUMER):
+        for name, option in options.items():
+            yield f"option {name}", option.doc
     for kind in kinds():
         yield f"event {kind.__name__}", f"{kind.SENTENCE}\n{kind.__doc__}"
 

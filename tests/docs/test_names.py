@@ -23,7 +23,7 @@ from flask_idempotency.cli import cli as group
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.maintenance.janitor import Task
 from flask_idempotency.metrics import FAMILIES, GAUGES
-from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problems import PROBLEMS
@@ -40,12 +40,12 @@ KEYWORD = re.compile(r"^@?(?:idempotent|configure|Idempotency)\((.*)\)$")
 DOTTED = re.compile(r"(?<![\w/-])(?:flask_idempotency|current_claim|idempotency|unknown)(?:\.[A-Za-z_]+)+")
 SIGNAL = re.compile(r"signals? `([a-z_]+)`")
 
-SETTINGS = {f"IDEMPOTENCY_{name.upper()}" for schema in (DeploymentSchema, PolicySchema) for name in schema().fields}
+SETTINGS = {f"IDEMPOTENCY_{name.upper()}" for name in DEPLOYMENT}
 OF_TESTS = {"IDEMPOTENCY_TEST_POINTS"}
 """Read by `flask_idempotency.testing` from the environment."""
 
-KEYWORDS = {*PolicySchema().fields}
-OF_THE_EXTENSION = {*DeploymentSchema().fields, *inspect.signature(Idempotency.__init__).parameters}
+KEYWORDS = {*POLICY}
+OF_THE_EXTENSION = {*DEPLOYMENT, *inspect.signature(Idempotency.__init__).parameters}
 
 
 def spans(page: Path) -> Iterator[str]:

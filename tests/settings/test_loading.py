@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import product
@@ -19,8 +22,9 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, summary
-from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, schema, summary
+from flask_idempotency.settings.consumers import CONSUMER
+from flask_idempotency.settings.options import DEPLOYMENT, POLICY, Option, Refused
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
@@ -42,7 +46,7 @@ def faults(config: dict[str, Any], **arguments: Any) -> str:
 
 def test_every_policy_keyword_can_be_configured() -> None:
     """The schema and the policy name the same things, so that none can be written and not read."""
-    assert POLICY_FIELDS == set(PolicySchema().fields)
+    assert POLICY_FIELDS == set(POLICY)
 
 
 def test_nothing_configured_is_the_documented_default() -> None:
@@ -247,8 +251,8 @@ def test_the_memory_store_warns_outside_debug_and_testing_and_needs_no_secret() 
 
 def test_every_setting_says_what_it_is() -> None:
     """The reference is generated from these texts."""
-    for name, field in DeploymentSchema().fields.items():
-        assert field.metadata.get("doc"), name
+    for name, option in DEPLOYMENT.items():
+        assert option.doc, name
 
 
 def loaded(*, lenient: bool = False, **config: Any) -> Settings:
@@ -463,3 +467,42 @@ def test_a_mode_beside_a_switched_off_extension_warns() -> None:
     assert any("so no request is observed" in each for each in load(enabled=False, mode="observe").warnings)
     assert not any("observed" in each for each in load(enabled=False).warnings)
     assert not any("observed" in each for each in load(mode="observe").warnings)
+
+
+WORDS = (
+    "true no reject wait plain on insert ietf 5xx [ /status //host unnamed X-Key /sent_at zlib janitor operation allow raw "
+    "takeover release later hold observe chosen"
+)
+NUMBERS = (None, True, False, 0, 1, 5, -1, 300, 10**19, 1.0, 0.05, 4096.5, math.nan, math.inf)
+OBJECTS = (
+    b"",
+    b"reject",
+    "",
+    "prod\n",
+    "x" * 300,
+    ["X-Key", "Y-Key"],
+    (),
+    {"namespace": "old"},
+    {500},
+    (10, 60),
+    ["POST"],
+)
+FUNCTIONS = (timedelta(days=1), timedelta(-1), NewKeys(5, 60), object(), print, lambda value, error: None)
+VALUES: tuple[Any, ...] = (*WORDS.split(), *NUMBERS, *OBJECTS, *FUNCTIONS)
+
+
+@pytest.mark.parametrize("options", (DEPLOYMENT, CONSUMER), ids=("settings", "consumers"))
+def test_what_is_loaded_without_marshmallow_is_what_marshmallow_would_load(options: Mapping[str, Option]) -> None:
+    taken = set()
+    for name, value in product(options, VALUES):
+        with suppress(Refused):
+            alone = {name: options[name].load(value)}
+            taken.add(name)
+            assert (alone, {}) == schema.load(options, {name: value})
+
+    assert options.keys() - taken == set()
+
+
+def test_a_value_to_convert_is_converted() -> None:
+    """Environment variables are text."""
+    assert (True, 5) == ((settings := load(required="yes", max_waiters=5)).policy.required, settings.max_waiters)
