@@ -31,9 +31,9 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine import fingerprint
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, SealContext, StoredResponse
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import executor, scripts
 from flask_idempotency.stores.redis.store import RedisStore

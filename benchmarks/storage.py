@@ -29,9 +29,9 @@ from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.fingerprint import SIZE
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, SealContext, StoredPayload, StoredResponse
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.store import SealContext, Store
+from flask_idempotency.engine.store import Store
 from flask_idempotency.maintenance.janitor import Batcher, expire
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.redis import layout

@@ -13,20 +13,6 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_is_installed
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.activity import ActivityLog
-from flask_idempotency.engine.capabilities import (
-    DataKeys,
-    DataLossDetector,
-    Expiry,
-    Health,
-    KnowsCache,
-    Ledger,
-    OwnTaskLog,
-    Recovery,
-    Responses,
-    TaskLog,
-    capabilities_of,
-)
 from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -34,17 +20,30 @@ from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
+from flask_idempotency.engine.offered import KnowsCache, capabilities_of
+from flask_idempotency.engine.tasks import OwnTaskLog
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.security import NO_DATA_KEYS
 
 _log = logging.getLogger("flask_idempotency")
 if TYPE_CHECKING:
+    from flask_idempotency.engine.activity import ActivityLog
     from flask_idempotency.engine.audit import AuditTrail
+    from flask_idempotency.engine.capabilities import (
+        DataKeys,
+        DataLossDetector,
+        Expiry,
+        Health,
+        Ledger,
+        Recovery,
+        Responses,
+    )
     from flask_idempotency.engine.journal import Journals, StepTransactions
     from flask_idempotency.engine.observations import Observations
     from flask_idempotency.engine.outbox import OutboxNames
+    from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
+    from flask_idempotency.engine.tasks import TaskLog
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
     from flask_idempotency.stores.timed import Timing
 

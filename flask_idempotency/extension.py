@@ -28,7 +28,6 @@ from flask_idempotency.assembly import (
     log_faults,
 )
 from flask_idempotency.cli import cli, completing, migrating
-from flask_idempotency.engine.capabilities import Finding
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
@@ -36,7 +35,6 @@ from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Registrations, is_same
-from flask_idempotency.engine.store import Schema
 from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
@@ -198,8 +196,10 @@ def _refuse_others(database: Any) -> None:
 if TYPE_CHECKING:
     from flask_idempotency.consumers.inbox import Inbox
     from flask_idempotency.consumers.services import ConsumerServices
+    from flask_idempotency.engine.capabilities import Finding
     from flask_idempotency.engine.observations import Observations
     from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
+    from flask_idempotency.engine.store import Schema
 
     # These need packages that are optional.
     from flask_idempotency.metrics import Meter

@@ -28,11 +28,11 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.engine import events
 from flask_idempotency.engine.activity import OBSERVED
 from flask_idempotency.engine.audit import RESOLVER
-from flask_idempotency.engine.capabilities import DataLoss
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.journal import Effects
+from flask_idempotency.engine.model import DataLoss
 from flask_idempotency.engine.outbox import OutboxCounts
 from flask_idempotency.engine.tasks import late_tasks
 from flask_idempotency.maintenance.finish import FinishReport

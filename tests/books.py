@@ -6,8 +6,8 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.engine.capabilities import OwnTaskLog, TaskLog
 from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.engine.tasks import OwnTaskLog, TaskLog
 
 
 def book_of(app: Flask) -> TaskLog:

@@ -11,9 +11,9 @@ from flask import Flask
 
 from flask_idempotency import logs
 from flask_idempotency.engine import events
-from flask_idempotency.engine.capabilities import RISK
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.lease import THREAD_NAME
+from flask_idempotency.engine.model import RISK
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.logs import LOGGER, fields_of, log_of, template_of
 from tests.apps import new_world

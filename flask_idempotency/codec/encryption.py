@@ -47,9 +47,9 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import KeyedDigest, StorageKey, data_key_context, encode, keyed_digest
-from flask_idempotency.engine.model import ERASED, SealedBy, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import ERASED, SealContext, SealedBy, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.outbox import Message, StoredMessage, Undeliverable
-from flask_idempotency.engine.store import SealContext, StepContext
+from flask_idempotency.engine.store import StepContext
 
 CACHE_SECONDS: Final = 60.0
 """After this we unwrap a key again. A key that the provider has revoked works so long at most."""

@@ -26,8 +26,7 @@ from zlib import crc32
 from flask_idempotency.codec.compression import COMPRESS_ABOVE, COMPRESSIONS, READERS, Compression
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, RingMismatch
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import StoredPayload, StoredResponse
-from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.model import SealContext, StoredPayload, StoredResponse
 
 if TYPE_CHECKING:
     from flask_idempotency.codec.step_envelope import StepEnvelopes

@@ -21,14 +21,14 @@ from flask_idempotency.console.access import Action, Stopped, may
 from flask_idempotency.console.visit import FRESH_SECONDS, HANDLE, ConsoleResponse, Visit
 from flask_idempotency.console.wording import now_of, readable
 from flask_idempotency.engine.activity import CALLERS
-from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
+from flask_idempotency.engine.capabilities import SeenRecord, UnfinishedCounts, Verdict
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
-from flask_idempotency.engine.tasks import late_tasks
+from flask_idempotency.engine.tasks import TaskLog, late_tasks
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show

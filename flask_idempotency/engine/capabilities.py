@@ -1,21 +1,21 @@
 """What a store can offer beside the `Store` protocol: keep data keys, scan its records, count what each tenant has.
 
-Each capability is a protocol, and an attribute of the stores that have it. `Capabilities` lists them. Assembly looks them up
-once, and refuses to start without one that the settings need.
+Each capability is a protocol, and an attribute of the stores that have it. `offered.Capabilities` lists them. Assembly looks
+them up once, and refuses to start without one that the settings need.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
-from flask_idempotency.engine.activity import ActivityLog
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ClaimRequest,
+    DataLoss,
+    DataLossStatus,
     Grant,
     Mismatched,
     OtherCaller,
@@ -27,14 +27,8 @@ from flask_idempotency.engine.model import (
     Voided,
 )
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.store import Schema, Transactions
+from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.engine.waiting import Notifier
-
-if TYPE_CHECKING:
-    from flask_idempotency.engine.audit import AuditTrail
-    from flask_idempotency.engine.journal import Journals
-    from flask_idempotency.engine.observations import Observations
 
 __all__ = [
     "Answer",
@@ -60,97 +54,6 @@ __all__ = [
     "Verdict",
     "Void",
 ]
-
-LONGEST_REPORT: Final = 4000
-_LARGEST_NUMBER: Final = 2**53
-
-LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
-"""A store ignores a lock with more time left than this: it was taken before the clock was set back."""
-
-
-@valueclass(frozen=True, slots=True)
-class TaskReport:
-    """When a maintenance task last reported, and its report."""
-
-    ago: float
-    """Seconds, by the store's clock."""
-    report: str
-    """JSON, at most 4,000 characters. Holds numbers and fixed words only: no key, tenant or body."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """Return the fields of the report. Empty if it is too long or is not a JSON object."""
-        if len(self.report) > LONGEST_REPORT:
-            return {}
-        try:
-            facts = json.loads(self.report)
-        except (ValueError, RecursionError):
-            return {}
-        return facts if isinstance(facts, dict) else {}
-
-    def whole(self, name: str) -> int | None:
-        """Return this number of the report. None if it is missing, or larger than a task can report."""
-        found = self.facts().get(name)
-        return found if type(found) is int and abs(found) <= _LARGEST_NUMBER else None
-
-
-class TaskLog(Protocol):
-    """Records when maintenance tasks ran, so that you can see whether a janitor runs. Found as `task_log`.
-
-    Task names are constants of this package, at most 40 characters. Every method raises `StoreUnavailable` if the store
-    does not answer.
-    """
-
-    def now(self) -> float:
-        """Return the store's time, in seconds since the epoch."""
-        ...
-
-    def report(self, task: str, report: str) -> None:
-        """Record that this task ran just now. Replaces its last report."""
-        ...
-
-    def reports(self) -> Mapping[str, TaskReport]:
-        """Return the last report of each task."""
-        ...
-
-    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        """Lock this task for `lease` seconds, and return whether that worked. The same token renews its own lock.
-
-        Use it to save work only; never rely on it for correctness. It ends with its lease. The store ignores a lock that
-        would last longer than `LONGEST_LOCK_SECONDS` from now: another clock set its end.
-        """
-        ...
-
-    def unlock(self, task: str, token: bytes) -> None:
-        """Unlock this task now. Harmless if another janitor holds the lock."""
-        ...
-
-
-class OwnTaskLog:
-    """Implements `TaskLog` for one application, in a store that several may share.
-
-    It adds the application's mark to each task name. So a janitor of another application cannot hide that yours is missing.
-    """
-
-    def __init__(self, log: TaskLog, *, owner: bytes) -> None:
-        """`owner`: the mark of the application."""
-        self._log = log
-        self._suffix = f"@{owner.hex()}"
-
-    def now(self) -> float:
-        return self._log.now()
-
-    def report(self, task: str, report: str) -> None:
-        self._log.report(task + self._suffix, report)
-
-    def reports(self) -> Mapping[str, TaskReport]:
-        reports = self._log.reports().items()
-        return {name.removesuffix(self._suffix): entry for name, entry in reports if name.endswith(self._suffix)}
-
-    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        return self._log.lock(task + self._suffix, token, lease=lease)
-
-    def unlock(self, task: str, token: bytes) -> None:
-        self._log.unlock(task + self._suffix, token)
 
 
 class Expiry(Protocol):
@@ -202,70 +105,6 @@ class Health(Protocol):
         Raises `StoreUnavailable` if the store does not answer at all.
         """
         ...
-
-
-RISK: Final = (
-    'run `flask idempotency redis ack --reason "…"` when you have found out why. It risks that requests whose records were '
-    "lost run a second time if their clients retry them"
-)
-"""The one command that lets unknown keys run after a data loss, and its risk. Log lines and reports quote it."""
-
-
-class DataLoss(Enum):
-    """The kinds of data loss. After one, a key that the store does not know may have run before."""
-
-    MISSING = "missing"
-    """The store has no identity: it was emptied, or is new."""
-    FOREIGN = "foreign"
-    """It is not the store that the settings name, or another number of partitions laid out its keys."""
-    CHANGED = "changed"
-    """Another server process holds the data now: after a restart, a fail-over, or from an older copy."""
-
-
-@valueclass(frozen=True, slots=True)
-class DataLossStatus:
-    """Which parts of a store lost data, and when you may acknowledge that."""
-
-    store_id: str | None
-    """None: the store has no identity, or its parts disagree."""
-    parts: Mapping[str, int]
-    """How many parts are `fine`, `acknowledged`, or have each kind of `DataLoss`."""
-    since: float | None
-    """When the latest data loss was detected, in seconds since the epoch by the store's clock."""
-    now: float
-    """By the same clock."""
-    may_be_acknowledged_at: float | None
-    """From then on every surviving worker has had time to restore its claim. None: there is no data loss."""
-    notices_restarts: bool
-    """False: scripts cannot see which server process runs them, so the store detects only that it was emptied."""
-    noticed: bool = False
-    """Whether this call is the first to detect one of its losses."""
-    losses_so_far: tuple[float | None, ...] = field(default=(), repr=False)
-    """When each part last lost data. Compare it with an earlier status to detect a further loss."""
-    emptied: bool = False
-    """Whether a process that knew the identity of the store noticed that a part lacks it: the store is not new."""
-
-    @property
-    def losses(self) -> Mapping[str, int]:
-        """Return how many parts have each kind of loss."""
-        return {
-            name: count for name, count in self.parts.items() if name in {loss.value for loss in DataLoss} and count
-        }
-
-    @property
-    def gravest(self) -> DataLoss | None:
-        """Return the loss to report first."""
-        return next((loss for loss in (DataLoss.FOREIGN, *DataLoss) if loss.value in self.losses), None)
-
-    def runs_unknown(self, after_loss: str) -> bool:
-        """Return whether keys that the store does not know may run now, under this rule."""
-        losses = set(self.losses)
-        if DataLoss.FOREIGN.value in losses:
-            return False
-        if not losses or after_loss == "run":
-            return True
-        due = self.may_be_acknowledged_at
-        return losses == {DataLoss.CHANGED.value} and after_loss == "hold" and due is not None and self.now >= due
 
 
 class DataLossPolicy(Protocol):
@@ -624,72 +463,3 @@ class Ledger(Protocol):
         Requests may claim and complete at the same time: what they change is left alone, and is not reported as drift.
         """
         ...
-
-
-@runtime_checkable
-class KnowsCache(Protocol):
-    """A store that remembers that some host caches its responses, for hosts that do not know the cache.
-
-    Only a host that knows the cache can invalidate a response there, and it must do so before it releases or resolves a key.
-    """
-
-    def note_cache(self) -> None:
-        """Record for ever that responses may be cached from now on."""
-        ...
-
-    def has_cache(self) -> bool:
-        """Return whether any host may have cached responses."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What a store offers beside the `Store` protocol: each is an attribute of the store. None: the store lacks it."""
-
-    schema: Schema | None
-    """Its tables, in a database that others use as well."""
-    transactions: Transactions | None
-    """It keeps its records in the database of the application's own session."""
-    tenant_shards: int | None
-    """Over how many partitions it expects the keys of each tenant to be spread. It refuses to mix two numbers."""
-    data_loss: DataLossDetector | None
-    """It can lose data, and detects it."""
-    notifier: Notifier | None
-    """It notifies this process when a claim ends for which requests wait."""
-    ledger: Ledger | None
-    """It enforces quotas."""
-    data_keys: DataKeys | None
-    """It keeps wrapped data keys of tenants."""
-    responses: Responses | None
-    """Its completed records can be scanned and replaced."""
-    recovery: Recovery | None
-    """Its unfinished records can be found and resolved without their workers."""
-    expiry: Expiry | None
-    """Its expired data must be removed by a janitor."""
-    task_log: TaskLog | None
-    """It remembers when maintenance tasks ran."""
-    health: Health | None
-    """It can check its server."""
-    journals: Journals | None
-    """It remembers the steps of a request. Without it, no endpoint may list `steps`."""
-    activity: ActivityLog | None
-    """It adds up what happens at each endpoint, by minute and by hour."""
-    observations: Observations | None
-    """It remembers keys in observe mode. Without it, no endpoint may set `mode` to `observe` or `warn`."""
-    audit: AuditTrail | None
-    """It remembers who changed a record and why."""
-    void: Void | None
-    """It can void keys. Without it, no endpoint may set `void`."""
-    remembers: bool | None
-    """It can refuse a key after its response has expired. Without it, no endpoint may set `remember`."""
-    process_local: bool | None
-    """Only the process that made it sees its records. None or false: other processes see them too."""
-
-
-CAPABILITIES: Final = tuple(field.name for field in fields(Capabilities))
-"""The names of these attributes. Calls to them are not timed."""
-
-
-def capabilities_of(store: object) -> Capabilities:
-    """Look up what this store offers. Assembly and the tiered store do so once; no call site looks for an attribute."""
-    return Capabilities(**{name: getattr(store, name, None) for name in CAPABILITIES})

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Final, Literal
 
-from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, NotCommitted, NotStorable, StoreUnavailable
 from flask_idempotency.engine.events import (
     ClaimRestored,
@@ -30,32 +29,27 @@ from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
 from flask_idempotency.engine.model import (
     ERASED,
     IN_DOUBT,
+    KEYS_FORGOTTEN,
+    TRIES,
     ClaimRequest,
     Grant,
     OnExpiry,
+    SealContext,
     State,
     StoredPayload,
     StoredResponse,
 )
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import (
-    KEYS_FORGOTTEN,
-    TRIES,
-    Codec,
-    SealContext,
-    Store,
-    Transaction,
-    Transactions,
-)
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
 
 if TYPE_CHECKING:
-    from flask_idempotency.engine.capabilities import Recovery, Void
+    from flask_idempotency.engine.capabilities import DataLossDetector, Recovery, Void
     from flask_idempotency.engine.journal import Journals, StepTransactions
     from flask_idempotency.engine.step_rules import StepRules
     from flask_idempotency.engine.steps import Steps
+    from flask_idempotency.engine.store import Codec, Store, Transaction, Transactions
 
 NOT_COMMITTED: Final = "not-committed"
 

@@ -9,14 +9,16 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.errors import IdempotencyError, LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OnExpiry, StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.store import Transactions
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.store import Transactions
 
 ELSEWHERE: Final = frozenset({307, 308})
 """The client repeats the request elsewhere: such a response does not say that the view completed it."""

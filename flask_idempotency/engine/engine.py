@@ -6,9 +6,8 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
 
-from flask_idempotency.engine.capabilities import Void
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -51,6 +50,7 @@ from flask_idempotency.engine.model import (
     OtherCaller,
     OverQuota,
     Record,
+    SealContext,
     SeenRecord,
     State,
     StoredResponse,
@@ -60,8 +60,11 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import SealContext, Transactions
 from flask_idempotency.engine.values import valueclass
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.capabilities import Void
+    from flask_idempotency.engine.store import Transactions
 
 FIRST_POLL_SECONDS: Final = 0.02
 LAST_POLL_SECONDS: Final = 0.5

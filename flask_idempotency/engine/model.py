@@ -428,3 +428,82 @@ class StoredResponse:
     def without_body(self) -> StoredResponse:
         """Return the tombstone of this response: status and metadata, without the body."""
         return StoredResponse(self.status, self.reason, self.metadata, kept=False)
+
+
+@valueclass(frozen=True, slots=True)
+class SealContext:
+    """The record that a response is sealed for. It opens in no other, of another tenant or of a later claim."""
+
+    key: StorageKey
+    token: bytes = field(repr=False)
+    fence: int
+    fingerprint: bytes = field(repr=False)
+
+
+TRIES: Final = 3
+"""How often a payload is sealed for one write. A store that loses its data key three times will lose the next too."""
+KEYS_FORGOTTEN: Final = "the store lost the new data key of this tenant three times in a row"
+
+
+RISK: Final = (
+    'run `flask idempotency redis ack --reason "…"` when you have found out why. It risks that requests whose records were '
+    "lost run a second time if their clients retry them"
+)
+"""The one command that lets unknown keys run after a data loss, and its risk. Log lines and reports quote it."""
+
+
+class DataLoss(Enum):
+    """The kinds of data loss. After one, a key that the store does not know may have run before."""
+
+    MISSING = "missing"
+    """The store has no identity: it was emptied, or is new."""
+    FOREIGN = "foreign"
+    """It is not the store that the settings name, or another number of partitions laid out its keys."""
+    CHANGED = "changed"
+    """Another server process holds the data now: after a restart, a fail-over, or from an older copy."""
+
+
+@valueclass(frozen=True, slots=True)
+class DataLossStatus:
+    """Which parts of a store lost data, and when you may acknowledge that."""
+
+    store_id: str | None
+    """None: the store has no identity, or its parts disagree."""
+    parts: Mapping[str, int]
+    """How many parts are `fine`, `acknowledged`, or have each kind of `DataLoss`."""
+    since: float | None
+    """When the latest data loss was detected, in seconds since the epoch by the store's clock."""
+    now: float
+    """By the same clock."""
+    may_be_acknowledged_at: float | None
+    """From then on every surviving worker has had time to restore its claim. None: there is no data loss."""
+    notices_restarts: bool
+    """False: scripts cannot see which server process runs them, so the store detects only that it was emptied."""
+    noticed: bool = False
+    """Whether this call is the first to detect one of its losses."""
+    losses_so_far: tuple[float | None, ...] = field(default=(), repr=False)
+    """When each part last lost data. Compare it with an earlier status to detect a further loss."""
+    emptied: bool = False
+    """Whether a process that knew the identity of the store noticed that a part lacks it: the store is not new."""
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Return how many parts have each kind of loss."""
+        return {
+            name: count for name, count in self.parts.items() if name in {loss.value for loss in DataLoss} and count
+        }
+
+    @property
+    def gravest(self) -> DataLoss | None:
+        """Return the loss to report first."""
+        return next((loss for loss in (DataLoss.FOREIGN, *DataLoss) if loss.value in self.losses), None)
+
+    def runs_unknown(self, after_loss: str) -> bool:
+        """Return whether keys that the store does not know may run now, under this rule."""
+        losses = set(self.losses)
+        if DataLoss.FOREIGN.value in losses:
+            return False
+        if not losses or after_loss == "run":
+            return True
+        due = self.may_be_acknowledged_at
+        return losses == {DataLoss.CHANGED.value} and after_loss == "hold" and due is not None and self.now >= due

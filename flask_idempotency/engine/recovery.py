@@ -33,9 +33,19 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import Event, Resolved, StepSettled
 from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey, new_token, successor
-from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import (
+    CORRUPT,
+    ERASED,
+    KEYS_FORGOTTEN,
+    TRIES,
+    Record,
+    SealContext,
+    State,
+    StoredPayload,
+    StoredResponse,
+)
 from flask_idempotency.engine.outages import cause_of
-from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.engine.values import valueclass
 
 _log = logging.getLogger("flask_idempotency")

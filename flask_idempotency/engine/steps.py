@@ -54,10 +54,10 @@ from flask_idempotency.engine.journal import (
     StepTransactions,
 )
 from flask_idempotency.engine.keys import step_digest, step_id
-from flask_idempotency.engine.model import ERASED, IN_DOUBT, StoredPayload
+from flask_idempotency.engine.model import ERASED, IN_DOUBT, KEYS_FORGOTTEN, TRIES, SealContext, StoredPayload
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.step_rules import Step, StepRules
-from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext, StepCodec
+from flask_idempotency.engine.store import Codec, StepCodec
 
 _ERASED: Final = StoredPayload(b"", 0, True, 0, ERASED)
 

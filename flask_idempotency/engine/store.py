@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -20,6 +20,7 @@ from flask_idempotency.engine.model import (
     OtherCaller,
     OverQuota,
     Record,
+    SealContext,
     State,
     StoredPayload,
     StoredResponse,
@@ -274,21 +275,6 @@ class Transactions(Protocol):
     def unsaved(self) -> bool:
         """Return whether the session holds writes that no commit will follow."""
         ...
-
-
-@valueclass(frozen=True, slots=True)
-class SealContext:
-    """The record that a response is sealed for. It opens in no other, of another tenant or of a later claim."""
-
-    key: StorageKey
-    token: bytes = field(repr=False)
-    fence: int
-    fingerprint: bytes = field(repr=False)
-
-
-TRIES: Final = 3
-"""How often a payload is sealed for one write. A store that loses its data key three times will lose the next too."""
-KEYS_FORGOTTEN: Final = "the store lost the new data key of this tenant three times in a row"
 
 
 class Codec(Protocol):

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskReport
+from flask_idempotency.engine.capabilities import Expiry, Ledger
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, TaskRun
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.outages import cause_of
-from flask_idempotency.engine.tasks import beating
+from flask_idempotency.engine.tasks import TaskLog, TaskReport, beating
 
 Task: TypeAlias = Literal["reap", "finish", "expire", "rotate", "reconcile", "heartbeat", "relay"]
 TASKS: Final[tuple[Task, ...]] = ("reap", "finish", "expire", "rotate", "reconcile", "heartbeat", "relay")

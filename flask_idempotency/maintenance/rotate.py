@@ -29,8 +29,8 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.journal import Journals, StepAnswer
 from flask_idempotency.engine.keys import StorageKey, successor
-from flask_idempotency.engine.model import ERASED, RequestInfo, State, StoredPayload
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.model import ERASED, RequestInfo, SealContext, State, StoredPayload
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult, Step
 
 # Wipe: leave no readable response of an erased tenant.

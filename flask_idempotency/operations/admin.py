@@ -16,21 +16,20 @@ from typing import Any, Final, Protocol
 from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.capabilities import (
     DataKeys,
-    DataLoss,
     DataLossDetector,
-    DataLossStatus,
     Ledger,
     Recovery,
     Responses,
-    TaskLog,
     UnfinishedCounts,
 )
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import data_key_context
+from flask_idempotency.engine.model import DataLoss, DataLossStatus
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
+from flask_idempotency.engine.tasks import TaskLog
 from flask_idempotency.operations.identity import IdentityChange
 from flask_idempotency.operations.records import Refused, paused_among
 from flask_idempotency.operations.times import format_duration

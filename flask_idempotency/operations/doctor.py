@@ -24,7 +24,6 @@ from flask_idempotency.engine.capabilities import (
     Health,
     Recovery,
     Responses,
-    TaskLog,
     Verdict,
 )
 from flask_idempotency.engine.errors import ConfigurationError, KeyProviderUnavailable, StoreUnavailable
@@ -32,7 +31,7 @@ from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.tasks import MISSED, late_tasks, silence_of
+from flask_idempotency.engine.tasks import MISSED, TaskLog, late_tasks, silence_of
 from flask_idempotency.operations.admin import SAMPLE, Ring, keys_status, memory_status
 from flask_idempotency.operations.records import is_paused_in
 from flask_idempotency.operations.times import format_duration

@@ -9,8 +9,9 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from flask_idempotency.engine.capabilities import LONGEST_REPORT, TaskLog, Verdict
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.tasks import LONGEST_REPORT, TaskLog
 from flask_idempotency.operations.doctor import DoctorReport
 
 HEALTH: Final = "health:"

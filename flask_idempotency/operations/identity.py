@@ -15,8 +15,8 @@ from dataclasses import asdict, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from flask_idempotency.engine.capabilities import TaskLog, TaskReport
 from flask_idempotency.engine.keys import Identity, encode, owner_mark
+from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.times import moment
 from flask_idempotency.settings.options import EXTENSIONS

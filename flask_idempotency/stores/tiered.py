@@ -18,24 +18,23 @@ from flask_idempotency.engine.capabilities import (
     Expiry,
     Finding,
     Health,
-    KnowsCache,
     Ledger,
     Recovery,
     Responses,
     SeenRecord,
-    TaskLog,
     Verdict,
     Void,
-    capabilities_of,
 )
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, OtherCaller, Record, State, StoredPayload
 from flask_idempotency.engine.observations import Observations
+from flask_idempotency.engine.offered import KnowsCache, capabilities_of
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
+from flask_idempotency.engine.tasks import TaskLog
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
 

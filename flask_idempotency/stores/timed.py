@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
-from flask_idempotency.engine.capabilities import CAPABILITIES
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.model import Grant, Record, State
+from flask_idempotency.engine.offered import CAPABILITIES
 from flask_idempotency.engine.store import Store, StoreOutcome
 
 Call: TypeAlias = Literal[

@@ -17,11 +17,10 @@ from typing import Final
 from flask import Flask
 
 from flask_idempotency.assembly import Services, identities, is_process_local
-from flask_idempotency.engine.capabilities import TaskLog
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.engine.outages import cause_of
-from flask_idempotency.engine.tasks import silence_of
+from flask_idempotency.engine.tasks import TaskLog, silence_of
 from flask_idempotency.operations.identity import (
     FORMER_LOADER,
     LOADER,

@@ -16,14 +16,22 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.audit import AuditEntry
-from flask_idempotency.engine.capabilities import DataLoss, Ledger, Recovery, SeenRecord
+from flask_idempotency.engine.capabilities import Ledger, Recovery, SeenRecord
 from flask_idempotency.engine.engine import KeyStatus
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey, new_token, owner_mark
 from flask_idempotency.engine.lease import clamp_clock
-from flask_idempotency.engine.model import ERASED, OverQuota, Record, RequestInfo, State, StoredResponse
+from flask_idempotency.engine.model import (
+    ERASED,
+    DataLoss,
+    OverQuota,
+    Record,
+    RequestInfo,
+    State,
+    StoredResponse,
+)
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, Settler
 from flask_idempotency.operations.records import (

@@ -25,7 +25,6 @@ from flask_idempotency.engine.ending import IN_STREAM, Running
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.store import Transaction
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import Body
 from flask_idempotency.web.responses import CapturedResponse, Looks, StreamEnd, Tee
@@ -33,6 +32,7 @@ from flask_idempotency.web.responses import CapturedResponse, Looks, StreamEnd, 
 if TYPE_CHECKING:
     from contextvars import ContextVar
 
+    from flask_idempotency.engine.store import Transaction
     from flask_idempotency.web.kept_requests import Try
 
 try:

@@ -23,10 +23,10 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.console import Console, Operator
 from flask_idempotency.engine.activity import EDGES, Counts, slot
 from flask_idempotency.engine.audit import AuditEntry
-from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
 from flask_idempotency.engine.keys import Scope, StorageKey, new_token, owner_mark, step_id
 from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, RequestInfo, StoredPayload
+from flask_idempotency.engine.offered import capabilities_of
 from flask_idempotency.engine.outbox import Message, Undeliverable
 from flask_idempotency.operations import doctor
 from flask_idempotency.operations.records import RecordView

@@ -15,7 +15,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from flask_idempotency.engine.capabilities import capabilities_of
+from flask_idempotency.engine.offered import capabilities_of
 from tests.browser import pictures
 from tests.browser.accessibility import cut, violations
 from tests.browser.chromium import Browser

@@ -12,10 +12,10 @@ from flask import Flask
 
 from flask_idempotency.cli import maintenance as cli_tasks
 from flask_idempotency.engine.audit import MOST_SAID, AuditEntry
-from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.events import Reaped, RecordCorrupt, TaskRun
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS
 from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore

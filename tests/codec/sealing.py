@@ -11,8 +11,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKey, DataKeys, TenantKeys
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import StoredResponse
-from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.model import SealContext, StoredResponse
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.admin import MemoryDataKeys
 

@@ -25,11 +25,11 @@ from flask_idempotency.engine.model import (
     ClaimRequest,
     Grant,
     OnExpiry,
+    SealContext,
     SealedBy,
     StoredPayload,
     StoredResponse,
 )
-from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import (
     BINDING,

@@ -17,8 +17,7 @@ from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKey, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord, RingMismatch
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import SealedBy, StoredPayload
-from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.model import SealContext, SealedBy, StoredPayload
 from tests.codec.sealing import Shelf
 from tests.codec.test_envelope import EXAMPLES
 

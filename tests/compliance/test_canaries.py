@@ -14,9 +14,9 @@ import pytest
 from werkzeug.test import TestResponse
 
 from flask_idempotency import current_claim, idempotent
-from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Record
+from flask_idempotency.engine.offered import capabilities_of
 from flask_idempotency.outbox.outbox import Outbox
 from tests.compliance.conftest import Bank, new_bank
 from tests.compliance.vaults import FILES, Vault

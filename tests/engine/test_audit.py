@@ -15,9 +15,8 @@ from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import CorruptRecord, NotApplied, StoreUnavailable
 from flask_idempotency.engine.events import Event, Resolved, StepSettled
 from flask_idempotency.engine.journal import Entry, Journal, JournalWrite, StepState
-from flask_idempotency.engine.model import CORRUPT, State, StoredResponse
+from flask_idempotency.engine.model import CORRUPT, SealContext, State, StoredResponse
 from flask_idempotency.engine.recovery import SeenStep, SettledStep, Settler
-from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, found, granted

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.events import ClaimRestored, DataLossDetected, RefusedAfterDataLoss
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, DataLossStatus, Grant, Record, State, StoredResponse
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from tests.engine.conftest import House

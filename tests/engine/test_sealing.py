@@ -14,17 +14,18 @@ from flask_idempotency.engine.events import Completed
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ERASED,
+    TRIES,
     Erased,
     InFlight,
     Mismatched,
     OverQuota,
+    SealContext,
     State,
     StoredPayload,
     StoredResponse,
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
-from flask_idempotency.engine.store import TRIES, SealContext
 from flask_idempotency.testing.contract.support import found
 from tests.engine.conftest import House
 from tests.engine.test_transactions import Book

@@ -22,9 +22,8 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Event, Observers, Resolved
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import CORRUPT, ERASED, Record, SealContext, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (

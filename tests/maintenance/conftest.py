@@ -14,9 +14,9 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Grant, Record, StoredResponse
+from flask_idempotency.engine.model import Grant, Record, SealContext, StoredResponse
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Clock, Codec, SealContext, Store
+from flask_idempotency.engine.store import Clock, Codec, Store
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import RotateReport, SealReport, rotate, seal_plain
 from flask_idempotency.stores.memory import MemoryStore

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers, TaskRun
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.maintenance.janitor import (
     LOCK_SECONDS,
     TASKS,

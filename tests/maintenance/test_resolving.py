@@ -13,9 +13,9 @@ import pytest
 from flask_idempotency.engine.errors import KeyProviderUnavailable, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Resolved, ResolverAsked
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import CORRUPT, Record, SealContext, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, ReapReport
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token, near

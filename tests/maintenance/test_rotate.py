@@ -12,9 +12,9 @@ from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import ConfigurationError, DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES
-from flask_idempotency.engine.model import ERASED, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import ERASED, SealContext, StoredPayload, StoredResponse
 from flask_idempotency.engine.quota import Drift, Quota
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, MOST_BLOCKED, RotateReport, SealReport
 from flask_idempotency.testing.contract.support import KEEP, a_key, found

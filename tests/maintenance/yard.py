@@ -9,10 +9,10 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Grant, OnExpiry, Record, StoredResponse
+from flask_idempotency.engine.model import Grant, OnExpiry, Record, SealContext, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Settler, UnknownOutcome
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.reap import ReapReport, ResolverContext, reap
 from flask_idempotency.testing import FrozenClock

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Record
+from flask_idempotency.engine.model import ClaimRequest, DataLossStatus, Grant, Record
 
 PARTS = 8
 NOW, LOST = 1000.0, 940.0

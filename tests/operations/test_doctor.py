@@ -13,19 +13,12 @@ import pytest
 
 from flask_idempotency.codec.key_sources import load_ring
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.capabilities import (
-    DataKey,
-    Finding,
-    RecordPage,
-    TaskLog,
-    TaskReport,
-    TenantKeys,
-    Verdict,
-)
+from flask_idempotency.engine.capabilities import DataKey, Finding, RecordPage, TenantKeys, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import Step
+from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.operations.admin import KeyStatus
 from flask_idempotency.operations.doctor import (
     LOOKED_AT,

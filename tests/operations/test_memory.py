@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.capabilities import UnfinishedCounts as Records
+from flask_idempotency.engine.model import DataLossStatus
 from flask_idempotency.operations.admin import (
     DataLossReport,
     acknowledge,

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.activity import read_counts
-from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import Entry, StepState
 from flask_idempotency.engine.model import (
@@ -24,6 +23,7 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
 )
+from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.stores.redis import (
     activity,
     data_loss,

@@ -6,8 +6,8 @@ from inspect import getattr_static
 
 import pytest
 
-from flask_idempotency.engine.capabilities import CAPABILITIES, capabilities_of
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.offered import CAPABILITIES, capabilities_of
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.timed import TimedStore

@@ -12,9 +12,9 @@ from flask import Flask
 
 from flask_idempotency import Idempotency
 from flask_idempotency.assembly import is_process_local
-from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, JanitorMissing
+from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.web.monitors import JanitorMonitor

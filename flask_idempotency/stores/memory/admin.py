@@ -16,14 +16,12 @@ from itertools import count, islice
 from math import inf
 
 from flask_idempotency.engine.capabilities import (
-    LONGEST_LOCK_SECONDS,
     Answer,
     DataKey,
     Finding,
     Page,
     RecordPage,
     SeenRecord,
-    TaskReport,
     TenantKeys,
     UnfinishedCounts,
     Verdict,
@@ -43,6 +41,7 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.engine.store import Clock, SteadyClock
+from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 
 
 class MemoryRecords:

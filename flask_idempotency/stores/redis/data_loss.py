@@ -30,7 +30,6 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
-from flask_idempotency.engine.capabilities import RISK, DataLoss, DataLossStatus
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -40,7 +39,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Record
+from flask_idempotency.engine.model import RISK, ClaimRequest, DataLoss, DataLossStatus, Grant, Record
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.outages import cause_of
-from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, connection_for
 from flask_idempotency.stores.redis.connection import (
@@ -21,6 +20,9 @@ from flask_idempotency.stores.redis.connection import (
     words,
 )
 from flask_idempotency.stores.redis.scripts import Script
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.store import Clock
 
 WAIT_SECONDS: Final = 0.5
 """A replica nearby takes a millisecond. If the client has a shorter `socket_timeout`, the wait is shorter than that."""

@@ -9,10 +9,11 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Expiry, TaskLog, TaskReport
+from flask_idempotency.engine.capabilities import Expiry
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Record, Unknown
 from flask_idempotency.engine.quota import Drift, Usage
+from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.testing.contract.quota import EXTRA, LedgerStore, Tenant
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (

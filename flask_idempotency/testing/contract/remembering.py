@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import DataKey, Expiry, Ledger, Recovery, Void, capabilities_of
+from flask_idempotency.engine.capabilities import DataKey, Expiry, Ledger, Recovery, Void
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -27,6 +27,7 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     skeleton_of,
 )
+from flask_idempotency.engine.offered import capabilities_of
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (

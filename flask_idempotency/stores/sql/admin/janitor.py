@@ -14,16 +14,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from flask_idempotency.engine.capabilities import (
-    LONGEST_LOCK_SECONDS,
-    RecordPage,
-    SeenRecord,
-    TaskReport,
-    UnfinishedCounts,
-)
+from flask_idempotency.engine.capabilities import RecordPage, SeenRecord, UnfinishedCounts
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
+from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
