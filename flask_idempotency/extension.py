@@ -39,15 +39,14 @@ from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
-from flask_idempotency.web.browser import idempotency_script, serve_module
 from flask_idempotency.web.callbacks import ActFor, Callbacks, SharedCallbacks, check_counted
-from flask_idempotency.web.current_claim import idempotency_field
+from flask_idempotency.web.current_claim import idempotency_field, idempotency_script
 from flask_idempotency.web.guard import Guard, Observing
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.problem_pages import serve_pages
+from flask_idempotency.web.problems import serve_pages
 from flask_idempotency.web.responses import LostFields
 
 
@@ -334,6 +333,8 @@ class Idempotency:
 
             register(app, settings.status_url)
         if settings.browser_module is not None:
+            from flask_idempotency.web.browser import serve_module  # for the applications that want it
+
             serve_module(app, settings.browser_module)
         if settings.of_application:
             # Also if the guard is switched off: a migration may be generated there.

@@ -1,4 +1,4 @@
-"""Serve the browser module, and render the tag that loads it.
+"""Serve the browser module.
 
 The module is `flask_idempotency/browser/idempotency.js`, as it is written but for its comments and its indentation: there is no
 build step.
@@ -13,9 +13,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from flask import Flask, Response, current_app, request
-from markupsafe import Markup
 
-from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.web.principals import Credentials
 
 ENDPOINT: Final = "idempotency_browser_module"
@@ -61,20 +59,3 @@ def public_response(content: bytes, media_type: str, *, max_age: int) -> Respons
     response.access_control_allow_origin = "*"
     response.make_conditional(request)
     return response
-
-
-def idempotency_script(*, nonce: str | None = None) -> Markup:
-    """Render the tag that loads the browser module, for templates: `{{ idempotency_script() }}`.
-
-    `nonce` is the one of your Content-Security-Policy. Raises `ConfigurationError` if `IDEMPOTENCY_BROWSER_MODULE` is not
-    set: the page would load nothing.
-    """
-    state = current_app.extensions.get("idempotency")
-    url = None if state is None else state.settings.browser_module
-    if url is None:
-        raise ConfigurationError(
-            'idempotency_script(): set IDEMPOTENCY_BROWSER_MODULE = "/idempotency.js", the path that serves the module. If '
-            "you serve a copy, write the tag yourself."
-        )
-    attribute = Markup("") if nonce is None else Markup(' nonce="{}"').format(nonce)
-    return Markup('<script type="module" src="{}"{}></script>').format(request.script_root + url, attribute)

@@ -1,4 +1,4 @@
-"""`current_claim`, which a view reads and marks, and `idempotency_field`, which puts a key into a form."""
+"""`current_claim`, which a view reads and marks, and what templates call: `idempotency_field` and `idempotency_script`."""
 
 from __future__ import annotations
 
@@ -226,6 +226,23 @@ def _own_target(here: str) -> str | None:
         rules = current_app.url_map.iter_rules(here)
         return here if any("POST" in (rule.methods or ()) for rule in rules) else None
     return endpoint
+
+
+def idempotency_script(*, nonce: str | None = None) -> Markup:
+    """Render the tag that loads the browser module, for templates: `{{ idempotency_script() }}`.
+
+    `nonce` is the one of your Content-Security-Policy. Raises `ConfigurationError` if `IDEMPOTENCY_BROWSER_MODULE` is not
+    set: the page would load nothing.
+    """
+    state = current_app.extensions.get("idempotency")
+    url = None if state is None else state.settings.browser_module
+    if url is None:
+        raise ConfigurationError(
+            'idempotency_script(): set IDEMPOTENCY_BROWSER_MODULE = "/idempotency.js", the path that serves the module. If '
+            "you serve a copy, write the tag yourself."
+        )
+    attribute = Markup("") if nonce is None else Markup(' nonce="{}"').format(nonce)
+    return Markup('<script type="module" src="{}"{}></script>').format(request.script_root + url, attribute)
 
 
 def _claim() -> Claim | None:

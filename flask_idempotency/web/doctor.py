@@ -42,7 +42,8 @@ from flask_idempotency.operations.identity import look
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.profiles import lost_names
-from flask_idempotency.settings.security import exposure, is_same, secret_weaknesses
+from flask_idempotency.settings.security import is_same, secret_weaknesses
+from flask_idempotency.settings.transport import exposure
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import due_tasks, unknown_consumers
 from flask_idempotency.web.monitors import shape_in

@@ -70,9 +70,9 @@ from flask_idempotency.web.callbacks import (
     with_former,
 )
 from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded
-from flask_idempotency.web.problem_pages import PAGES_PATH, as_page, prefers_page
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
+    PAGES_PATH,
     POLICY_PATH,
     STORE_RETRY_SECONDS,
     Problem,
@@ -465,8 +465,11 @@ class Guard:
         request: Request = context.get().request
         pages = quote(request.root_path) + PAGES_PATH if self._serves_pages else ""
         made = render(problem, profile=profile, docs_url=docs_url, response_class=response_class, pages_url=pages)
-        if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", "") and prefers_page(request):
-            return as_page(made, problem, response_class, same_key=in_form)
+        if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", ""):
+            from flask_idempotency.web.problem_pages import as_page, prefers_page  # for the refusals of browsers
+
+            if prefers_page(request):
+                return as_page(made, problem, response_class, same_key=in_form)
         return made
 
     def problem(self, problem: Problem, policy: Policy) -> Response:

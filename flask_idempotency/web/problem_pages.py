@@ -6,9 +6,9 @@ A page has no script, no style and no field of the request. All text comes from 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
-from flask import Flask, Request
+from flask import Request
 from markupsafe import Markup, escape
 from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response
@@ -16,11 +16,6 @@ from werkzeug.wrappers import Response
 from flask_idempotency.web.browser import DAY_SECONDS, public_response
 from flask_idempotency.web.problems import PROBLEMS, Problem, build
 from flask_idempotency.web.request_body import FORM_TYPES
-
-PAGES_PATH: Final = "/.well-known/idempotency/problems/"
-"""Where the application serves a page on each problem, unless IDEMPOTENCY_DOCS_URL names another place."""
-
-ENDPOINT: Final = "idempotency_problem"
 
 _HTML: Final = ("text/html", "application/xhtml+xml")
 _JSON: Final = ("application/problem+json", "application/json")
@@ -57,27 +52,13 @@ def as_page(response: Response, problem: Problem, response_class: type[Response]
     return build(response_class, content, response.status_code, [("Content-Type", "text/html; charset=utf-8"), *fields])
 
 
-def serve_pages(app: Flask) -> None:
-    """Serve a page on each problem, on every host and subdomain that the application serves."""
-    url = f"{PAGES_PATH}<code>"
-    if app.url_map.host_matching or app.subdomain_matching:
-        from flask_idempotency.web.key_status import route_everywhere  # for the applications that have several hosts
-
-        route_everywhere(app, url, ENDPOINT, _show)
-    else:
-        app.add_url_rule(url, ENDPOINT, _show)
-
-
-def _show(code: str, **_: Any) -> Response:
+def page_of(code: str) -> Response:
+    """Return the page on this problem. Raises `NotFound` if there is no such problem."""
     row = PROBLEMS.get(code)
     if row is None:
         raise NotFound
     content = _page(row.title, row.happened, f"What to do: {row.remedy}", f"Code `{code}`. Send it again? {row.again}.")
     return public_response(content, "text/html", max_age=DAY_SECONDS)
-
-
-# It belongs into no document of an API. APIFlask lists every other route.
-_show._spec = {"hide": True}  # type: ignore[attr-defined]
 
 
 def _page(title: str, *texts: str) -> bytes:

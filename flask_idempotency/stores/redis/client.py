@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, ConnectionPool, HiredisRespSerializer, SSLConnection, parse_url
+from redis.connection import HiredisRespSerializer
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
 from redis.utils import HIREDIS_AVAILABLE
 
 from flask_idempotency.engine.errors import ConfigurationError
@@ -24,47 +22,9 @@ from flask_idempotency.stores.redis.connection import (
     RedisConnection,
     words,
 )
-from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_multi_host, parse_multi_host
 
 if TYPE_CHECKING:
     from flask_idempotency.stores.redis.cluster import Cluster  # for the stores on a Cluster
-
-SENTINEL_SECONDS: Final = 0.3
-"""Time-out of a Sentinel, which answers from memory. Three silent Sentinels cost as much as one silent Redis."""
-
-_OWN: Final = {"sentinel_username": "username", "sentinel_password": "password"}
-_SHARED: Final = "ssl", "protocol", "maint_notifications_config", "redis_connect_func"
-"""Options with these prefixes apply to Redis and to the Sentinels."""
-
-
-class FollowingPool(SentinelConnectionPool):
-    """Ask the Sentinels for the primary before each new connection. Close idle connections when it has changed."""
-
-    def disconnect(self, inuse_connections: bool = True) -> None:
-        super().disconnect(inuse_connections)
-        if inuse_connections:
-            for sentinel in self.sentinel_manager.sentinels:
-                sentinel.close()
-
-
-def follow(sentinels: Sequence[Address], service: str, options: Mapping[str, Any], *, tls: bool) -> redis.Redis:
-    """Return a client of this service's primary. Sentinels have separate users, and the same encryption as Redis."""
-    of_redis = {**options, **({"ssl": True} if tls else {})}
-    own = {_OWN[name]: of_redis.pop(name) for name in _OWN if name in of_redis}
-    of_sentinels = {
-        **{name: value for name, value in of_redis.items() if name.startswith(_SHARED)},
-        **own,
-        "socket_connect_timeout": min(SENTINEL_SECONDS, options["socket_connect_timeout"]),
-        "socket_timeout": min(SENTINEL_SECONDS, options["socket_timeout"]),
-        "retry": Retry(NoBackoff(), 0),
-    }
-    known = Sentinel(sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
-    for sentinel in known.sentinels:
-        if (packer := options.get("command_packer")) is not None:
-            # The constructor of `redis.Redis` does not take this option, but its connections do.
-            sentinel.connection_pool.connection_kwargs["command_packer"] = packer
-    return redis.Redis.from_pool(FollowingPool(service, known, **of_redis))  # type: ignore[no-untyped-call]
-
 
 CONNECT_SECONDS = 1.0
 REPLY_SECONDS = 1.0
@@ -129,11 +89,12 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
         **({"command_packer": _WordPacker()} if HIREDIS_AVAILABLE else {}),
     }
     try:
-        client = (
-            _make_multi_host(parse_multi_host(url), options)
-            if is_multi_host(url)
-            else redis.Redis.from_url(url, **options)
-        )
+        if "+" in url.partition(":")[0]:
+            from flask_idempotency.stores.redis.multi_host import make_multi_host  # for a Cluster, or Sentinels
+
+            client = make_multi_host(url, options)
+        else:
+            client = redis.Redis.from_url(url, **options)
         _try_options(client)
     except (ValueError, TypeError, redis.exceptions.RedisError):
         # Do not quote or chain the error: it may contain a part of the password.
@@ -141,28 +102,6 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
             f"{setting}: {without_password(url)} is not a Redis URL, or has an unknown option. {_FORMS}"
         ) from None
     return client
-
-
-def _make_multi_host(named: MultiHostUrl, options: dict[str, Any]) -> Client:
-    options = options | parse_url(named.single)  # type: ignore[no-untyped-call]
-    database = int(options.pop("db", 0))
-    for name in ("host", "port", "connection_class"):
-        options.pop(name, None)
-    if named.kind == "sentinel":
-        service, *databases = named.path
-        return follow(
-            named.addresses, service, options | {"db": int(databases[0]) if databases else database}, tls=named.tls
-        )
-    if database:
-        raise ValueError("a Cluster has only database 0")
-    from flask_idempotency.stores.redis.cluster import Cluster
-
-    return Cluster(named.addresses, lambda address: _node(address, named.tls, options))
-
-
-def _node(address: Address, tls: bool, options: dict[str, Any]) -> redis.Redis:
-    kind = SSLConnection if tls else Connection
-    return redis.Redis.from_pool(ConnectionPool(kind, host=address.host, port=address.port, **options))
 
 
 def _try_options(client: Client) -> None:
