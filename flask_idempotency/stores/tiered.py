@@ -7,7 +7,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
@@ -271,7 +270,7 @@ class TieredStore:
             self._identity = self._read_identity(self._identified)
         if self._identity is None:
             return None
-        return replace(key, rid=sha256(self._identity + key.rid).digest())
+        return StorageKey(sha256(self._identity + key.rid).digest(), key.tid, key.label, key.mark)
 
     def _read_identity(self, identified: Identified) -> bytes | None:
         # If the system is down, the claim itself will wait for it. Do not wait twice.

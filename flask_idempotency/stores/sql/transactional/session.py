@@ -107,7 +107,9 @@ class SessionTransactions:
         SQLite has one writer at a time: the claim would wait for the session, which waits for the claim. A transaction that
         keeps its snapshot would never see the claim, and could not complete it.
         """
-        if conflict := self.conflict(self.session()):
+        sessions = self._sessions()
+        # A replay needs no session, so it makes none.
+        if sessions.registry.has() and (conflict := self.conflict(sessions())):
             raise ConfigurationError(
                 f"db.session has begun a transaction before the view, and {conflict}. A before_request hook that uses it "
                 "must end it: db.session.commit(), or rollback()."

@@ -31,6 +31,18 @@ def test_rows_and_record_are_committed_together(shop: Shop) -> None:
     assert "completed" == shop.record().state
 
 
+def test_a_replay_makes_no_session(shop: Shop) -> None:
+    """To make one and to end it would take longer than the look at the cache."""
+    paying(shop)
+    made = []
+    shop.app.teardown_request(lambda _: made.append(shop.db.session.registry.has()))
+
+    shop.post()
+    shop.post()
+
+    assert [True, False] == made
+
+
 @on_each
 def test_no_reader_sees_the_rows_before_the_record(shop: Shop) -> None:
     """While the view runs nothing of it is visible; when its answer leaves, everything is."""
