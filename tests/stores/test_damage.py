@@ -36,7 +36,7 @@ from flask_idempotency.stores.redis import (
 )
 from flask_idempotency.stores.redis.admin import data_keys
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
-from flask_idempotency.stores.redis.executor import whole_number
+from flask_idempotency.stores.redis.executor import text_in, whole_number
 from flask_idempotency.stores.redis.step_encoding import step_bytes
 from flask_idempotency.stores.sql.claiming import claim_query, classify
 from flask_idempotency.stores.sql.rows import Row, is_gone, row_of
@@ -200,9 +200,9 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "window of": (b"60000000", lambda text: quota._new_keys(whole_number(text), b"17 4", 1_700_000_000_000_000)),
     "note": (
         b'1700000000000000 {"finished": true}',
-        lambda text: task_log._decode_report(text, 1_700_000_000_000_000).facts(),
+        lambda text: task_log._report(text, 1_700_000_000_000_000).facts(),
     ),
-    "task": (b"heartbeat", task_log._name),
+    "task": (b"heartbeat", text_in),
     "lost": (
         b"1700000000000",
         lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text, text)),

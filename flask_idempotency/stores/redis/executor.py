@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.outages import cause_of
@@ -23,6 +24,8 @@ from flask_idempotency.stores.redis.scripts import Script
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.store import Clock
+
+ItemT = TypeVar("ItemT")
 
 WAIT_SECONDS: Final = 0.5
 """A replica nearby takes a millisecond. If the client has a shorter `socket_timeout`, the wait is shorter than that."""
@@ -259,11 +262,22 @@ class Scan:
         return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
 
     def all(self, pattern: bytes) -> Iterator[list[bytes]]:
-        """Yield all matching keys in batches. A batch may be empty."""
+        """Yield all matching keys in batches, each key once. A batch may be empty."""
         after: bytes | None = b""
+        seen = set[bytes]()
         while after is not None:
             keys, after = self.page(pattern, after=after, count=BATCH)
-            yield keys
+            # SCAN may return a key twice.
+            fresh = [name for name in dict.fromkeys(keys) if name not in seen]
+            seen.update(fresh)
+            yield fresh
+
+
+def batches(items: Iterable[ItemT], size: int, partition: Callable[[ItemT], object]) -> Iterator[list[ItemT]]:
+    """Yield batches of neighbours, each of one partition and of no more than this size."""
+    for _, group in groupby(items, partition):
+        while batch := list(islice(group, size)):
+            yield batch
 
 
 def whole_number(text: object) -> int:
@@ -274,6 +288,19 @@ def whole_number(text: object) -> int:
     if not isinstance(text, bytes) or not 0 < len(text) <= _DIGITS or not text.isdigit():
         raise corrupt()
     return int(text)
+
+
+def text_in(data: bytes) -> str:
+    """Return this text. Raise `CorruptRecord` if it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise corrupt() from error
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a time as records keep it. A time that was read from a record is the same again."""
+    return round(seconds * 1_000_000) // 1000
 
 
 def corrupt() -> CorruptRecord:

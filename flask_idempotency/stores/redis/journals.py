@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import SeenRecord
@@ -27,7 +27,7 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
 from flask_idempotency.stores.redis.encoding import completion, reason_bytes, remembering
 from flask_idempotency.stores.redis.erasure import ErasureCache, decode_erasure
-from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor
+from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, milliseconds
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.step_encoding import (
     decode_entries,
@@ -85,7 +85,7 @@ class RedisJournals:
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
         if seen.record.state is not State.QUARANTINED or not journal.complete or not journal.entries:
             return False
-        as_seen = seen.record.token, _ms(seen.record.deadline), fence_bytes(journal.fence), journal.write
+        as_seen = seen.record.token, milliseconds(seen.record.deadline), fence_bytes(journal.fence), journal.write
         result = self._run(scripts.RESUME_STEPS, seen.key, token, *as_seen, *_changes(writing))
         if result in (b"DONE", b"OTHER"):
             return bool(result == b"DONE")
@@ -94,7 +94,7 @@ class RedisJournals:
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
         if seen.record.state is not State.PROCESSING:
             return False
-        as_seen = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
+        as_seen = seen.record.token, milliseconds(seen.record.deadline), round(horizon * 1_000_000)
         result = self._run(scripts.GIVE_UP_STEPS, seen.key, *as_seen, reason_bytes(NEVER_RESUMED))
         return bool(result == b"DONE")
 
@@ -124,14 +124,11 @@ class RedisJournals:
         raise refusal(result)
 
     def count(self) -> Mapping[str, int]:
-        counts, seen = Counter[str](), set[bytes]()
+        counts = Counter[str]()
         for names in self._scan.all(layout.journals_of(None)):
-            # SCAN may return a key twice.
-            fresh = [name for name in dict.fromkeys(names) if name not in seen]
-            seen.update(fresh)
-            for answer in self._answers(fresh):
+            for answer in self._answers(names):
                 payload = answer.entry.payload
-                counts[kid_of(answer.entry.payload)] += payload is not None and payload.sealed_by != ERASED
+                counts[kid_of(payload)] += payload is not None and payload.sealed_by != ERASED
         return counts
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
@@ -198,17 +195,9 @@ def _readable(fields: Sequence[bytes]) -> list[Entry]:
 
 
 def _batches(names: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Yield batches of journals, each of one partition."""
-    for _, group in groupby(sorted(names), layout.partition):
-        of_one = list(group)
-        for begin in range(0, len(of_one), JOURNALS_AT_ONCE):
-            yield of_one[begin : begin + JOURNALS_AT_ONCE]
+    return batches(sorted(names), JOURNALS_AT_ONCE, layout.partition)
 
 
 def _pairs(journals: Sequence[bytes]) -> list[bytes]:
     """Return the keys of their records and of the journals, one after the other."""
     return [key for journal in journals for key in (layout.record_of_journal(journal), journal)]
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1_000_000) // 1000

@@ -112,14 +112,8 @@ class RedisLedger:
 
     def _counted(self, tid: bytes) -> dict[int, bytes]:
         counts = dict[int, tuple[int, int]]()
-        seen = set[bytes]()
-        for names in self._scan.all(layout.records_of(tid)):
-            # SCAN may return a key twice.
-            fresh = [name for name in dict.fromkeys(names) if name not in seen]
-            seen.update(fresh)
-            if not fresh:
-                continue
-            found = self._server.run(scripts.QUOTA_RECOUNT, fresh, tid)
+        for names in filter(None, self._scan.all(layout.records_of(tid))):
+            found = self._server.run(scripts.QUOTA_RECOUNT, names, tid)
             for edge, more, size in zip(found[::3], found[1::3], found[2::3], strict=True):
                 count, stored = counts.get(edge, (0, 0))
                 counts[edge] = count + more, stored + size

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import ScriptExecutor, text_in, whole_number
 
 
 class RedisTaskLog:
@@ -25,7 +25,7 @@ class RedisTaskLog:
     def reports(self) -> Mapping[str, TaskReport]:
         now, pairs = self._server.run(scripts.TASK_REPORTS, (layout.TASKS,))
         notes = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        return {_name(task): _decode_report(note, now) for task, note in notes.items()}
+        return {text_in(task): _report(note, now) for task, note in notes.items()}
 
     def lock(self, task: str, token: bytes, *, lease: float) -> bool:
         longest = microseconds(LONGEST_LOCK_SECONDS)
@@ -36,16 +36,6 @@ class RedisTaskLog:
         self._server.run(scripts.TASK_UNLOCK, (layout.task_lock(task),), token)
 
 
-def _decode_report(note: bytes, now: int) -> TaskReport:
+def _report(note: bytes, now: int) -> TaskReport:
     at, _, report = note.partition(b" ")
-    try:
-        return TaskReport(max(now - whole_number(at), 0) / 1_000_000, report.decode())
-    except UnicodeDecodeError as error:
-        raise corrupt() from error
-
-
-def _name(task: bytes) -> str:
-    try:
-        return task.decode()
-    except UnicodeDecodeError as error:
-        raise corrupt() from error
+    return TaskReport(max(now - whole_number(at), 0) / 1_000_000, text_in(report))

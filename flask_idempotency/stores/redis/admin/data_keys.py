@@ -12,12 +12,12 @@ from typing import Final
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload, kid_of
+from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
-from flask_idempotency.stores.redis.executor import BATCH, Call, Scan, ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import BATCH, Call, Scan, ScriptExecutor, corrupt, text_in, whole_number
 
 _ID_BYTES = 16
 _LAST_KEY, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "DISABLED"))
@@ -68,13 +68,9 @@ class RedisDataKeys:
 
     def _all(self) -> Iterator[tuple[bytes, DataKey]]:
         """Yield every tenant's readable data keys, each once, and log how many are not readable."""
-        unreadable, seen = 0, set[bytes]()  # SCAN may return a tenant twice.
+        unreadable = 0
         for names in self._scan.all(layout.EVERY_TENANT_KEYS):
-            for name in names:
-                tid = layout.tid(name)
-                if tid is None or tid in seen:
-                    continue
-                seen.add(tid)
+            for tid in filter(None, map(layout.tid, names)):
                 keys, corrupt_keys = self._readable(tid)
                 unreadable += corrupt_keys
                 yield from ((tid, key) for key in keys)
@@ -117,15 +113,10 @@ def _key(number: bytes, fields: Mapping[bytes, bytes], now: int) -> DataKey:
 
 
 def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
-    if not kept or len(kept) < 1 + kept[0]:
+    end = 1 + kept[0] if kept else 1
+    if not end <= len(kept) <= end + LARGEST_WRAPPED:
         raise corrupt()
-    end = 1 + kept[0]
-    if len(kept) > end + LARGEST_WRAPPED:
-        raise corrupt()
-    try:
-        return kept[1:end].decode(), kept[end:]
-    except UnicodeDecodeError as error:
-        raise corrupt() from error
+    return text_in(kept[1:end]), kept[end:]
 
 
 KEYS_AT_ONCE: Final = 2000
@@ -152,7 +143,8 @@ class RedisResponses:
         names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
 
         def is_wanted(answer: Answer) -> bool:
-            return _is_live(answer, tid) and (other_than is None or kid_of(answer.record.payload) != other_than)
+            is_live = answer.record.remaining > 0 and tid in (None, answer.key.tid)
+            return is_live and (other_than is None or kid_of(answer.record.payload) != other_than)
 
         wanted = [glanced for glanced in self._glanced(names) if is_wanted(glanced.answer)]
         return Page(tuple(self._told(filter(is_wanted, self._whole(wanted)))), after=following)
@@ -187,13 +179,11 @@ class RedisResponses:
         return bool(result == b"DONE")
 
     def count(self) -> Mapping[str, int]:
-        seen = set[bytes]()
         counts = Counter[str]()
         for names in self._scan.all(layout.records_of(None)):
-            for answer in (glanced.answer for glanced in self._glanced(names)):
-                if answer.key.rid not in seen:
-                    seen.add(answer.key.rid)
-                    counts[kid_of(answer.record.payload)] += not _is_wiped(answer.record)
+            for glanced in self._glanced(names):
+                payload = glanced.answer.record.payload
+                counts[kid_of(payload)] += payload is None or payload.sealed_by != ERASED
         return counts
 
     def _glanced(self, names: Sequence[bytes]) -> Iterator[_Glanced]:
@@ -253,11 +243,3 @@ def _answer(key: bytes, data: bytes, now: int) -> Answer | None:
     if rid is None or record.state is not State.COMPLETED:
         return None
     return Answer(StorageKey(rid, tid_of(data)), record)
-
-
-def _is_live(answer: Answer, tid: bytes | None) -> bool:
-    return answer.record.remaining > 0 and tid in (None, answer.key.tid)
-
-
-def _is_wiped(record: Record) -> bool:
-    return record.payload is not None and record.payload.sealed_by == ERASED

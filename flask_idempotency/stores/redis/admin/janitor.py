@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import floor
 from typing import Any, Final
 
-from flask_idempotency.engine.capabilities import (
-    RecordPage,
-    SeenRecord,
-    UnfinishedCounts,
-)
+from flask_idempotency.engine.capabilities import RecordPage, SeenRecord, UnfinishedCounts
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
@@ -20,7 +15,7 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
 from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, remembering, tid_of
 from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
-from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, batches, corrupt, milliseconds
 from flask_idempotency.stores.redis.scripts import Script
 
 PARTITIONS_AT_ONCE: Final = 128
@@ -127,7 +122,7 @@ class RedisExpiry:
         A record has a time to live, a minute more than its life, and `release` deletes it. A tenant's next new key drops
         its ended quota buckets; `reconcile` drops those of a tenant without new keys. Until then, no count includes them.
         """
-        entries, _ = self._remembered.page(after=b"", limit=limit, upto=_ms(horizon))
+        entries, _ = self._remembered.page(after=b"", limit=limit, upto=milliseconds(horizon))
         calls = [
             Call(
                 (layout.remembered_in(batch[0].partition), *_records(batch)),
@@ -204,7 +199,7 @@ class RedisRecovery:
         self._quarantined = Index(server, quarantined)
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
-        entries, following = self._in_flight.page(after=after, limit=limit, upto=_ms(horizon))
+        entries, following = self._in_flight.page(after=after, limit=limit, upto=milliseconds(horizon))
 
         def is_stale(found: SeenRecord) -> bool:
             return found.record.remaining <= 0 and found.record.deadline <= horizon
@@ -212,15 +207,15 @@ class RedisRecovery:
         return RecordPage(tuple(filter(is_stale, self._list_by_state(State.PROCESSING, entries))), following)
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
-        facts = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
+        facts = seen.record.token, milliseconds(seen.record.deadline), round(horizon * 1_000_000)
         return bool(self._run(scripts.QUARANTINE_EXPIRED, seen.key, *facts) == b"DONE")
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
-        latest = _ms(min(horizon, self._server.now()))
+        latest = milliseconds(min(horizon, self._server.now()))
         # At least the unit of a turn: otherwise this loop would return the same record again.
-        pauses = max(_ms(least), 1), max(_ms(most), 1)
+        pauses = max(milliseconds(least), 1), max(milliseconds(most), 1)
         due, others = list[SeenRecord](), set[IndexEntry]()
         while len(due) < limit:
             # Records of other owners keep their turns, so they stay at the head of the index.
@@ -244,7 +239,7 @@ class RedisRecovery:
         keep: float,
         remember: float | None = None,
     ) -> bool:
-        as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
+        as_seen = seen.record.token, milliseconds(seen.record.deadline), NUMBERS[seen.record.state]
         keys = layout.keys_with_memory(seen.key)
         arguments: tuple[bytes | int, ...] = (
             token,
@@ -259,7 +254,7 @@ class RedisRecovery:
 
     def force_release(self, seen: SeenRecord) -> bool:
         record = seen.record
-        facts = NUMBERS[record.state], record.token, _ms(record.deadline)
+        facts = NUMBERS[record.state], record.token, milliseconds(record.deadline)
         keys = layout.keys(seen.key)
         # A new token identifies this call: if its reply is lost, a repetition finds that this call did it.
         concerned = *keys, layout.freed(seen.key), layout.journal(seen.key)
@@ -290,7 +285,8 @@ class RedisRecovery:
             for count, ended, longest, _ in self._server.run_all(scripts.COUNT_UNFINISHED, calls):
                 busy, lapsed, lapsed_for = busy + count, lapsed + ended, max(lapsed_for, longest)
         for chunk in _some(sizes[1::2]):
-            quarantined_for = max(quarantined_for, self._longest(chunk))
+            calls = [Call(_records(batch)) for batch in _batches(self._quarantined.all(chunk))]
+            quarantined_for = max([quarantined_for, *self._server.run_all(scripts.OLDEST_QUARANTINED, calls)])
         return UnfinishedCounts(
             in_flight=busy - lapsed,
             lapsed=lapsed,
@@ -322,12 +318,7 @@ class RedisRecovery:
         turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
         for found in self._found(State.QUARANTINED, results):
             turn = turns[layout.keys(found.key)[0]]
-            yield replace(found, returned_before=turn > _ms(found.record.deadline))
-
-    def _longest(self, partitions: Sequence[int]) -> int:
-        batches = list(_batches(self._quarantined.all(partitions)))
-        ages = self._server.run_all(scripts.OLDEST_QUARANTINED, [Call(_records(batch)) for batch in batches])
-        return max(ages, default=0)
+            yield replace(found, returned_before=turn > milliseconds(found.record.deadline))
 
     def _list_by_state(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[SeenRecord]:
         return self._found(state, self._run_each(scripts.LIST_BY_STATE, entries, NUMBERS[state]))
@@ -336,13 +327,12 @@ class RedisRecovery:
         self, script: Script, entries: Sequence[IndexEntry], *arguments: int | bytes
     ) -> Iterator[tuple[bytes, bytes, int]]:
         """Run this script on each entry. Yield the record's key, the script's result and the time, in order."""
-        batches = list(_batches(entries))
         calls = [
             Call(
                 (*layout.indexes_in(batch[0].partition), *_records(batch)),
                 (*arguments, *(entry.name for entry in batch)),
             )
-            for batch in batches
+            for batch in _batches(entries)
         ]
         for call, (now, *values) in zip(calls, self._server.run_all(script, calls), strict=True):
             yield from ((key, data, now) for key, data in zip(call.keys[2:], values, strict=True))
@@ -369,16 +359,8 @@ def _read(key: bytes, data: bytes, now: int) -> SeenRecord | None:
 
 
 def _batches(entries: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """Yield batches of entries, each of one partition."""
-    for _, group in groupby(entries, lambda entry: entry.partition):
-        of_one = list(group)
-        for begin in range(0, len(of_one), RECORDS_AT_ONCE):
-            yield of_one[begin : begin + RECORDS_AT_ONCE]
+    return batches(entries, RECORDS_AT_ONCE, lambda entry: entry.partition)
 
 
 def _records(batch: Sequence[IndexEntry]) -> list[bytes]:
     return [layout.record_in(entry.partition, entry.name) for entry in batch]
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1_000_000) // 1000
