@@ -68,9 +68,6 @@ class MemoryRecords:
         record = self.records.get(key)
         return None if record is None or is_over(record, now) else record
 
-    def of_tenant(self, tid: bytes, now: float) -> Iterator[tuple[StorageKey, Record]]:
-        return ((key, record) for key, record in self.records.items() if key.tid == tid and not is_over(record, now))
-
 
 def page_of(keys: Iterable[StorageKey], after: bytes, limit: int) -> tuple[list[StorageKey], bytes | None]:
     """Return the first keys after this id, by their ids, and where the next page begins. None: this is the last."""
@@ -176,17 +173,15 @@ class MemoryHealth:
 class _TenantCounts:
     """What one tenant has in its quota."""
 
-    unsettled: int = 0
-    running: set[StorageKey] = field(default_factory=set)
-    buckets: dict[float, tuple[int, int]] = field(default_factory=dict)
-    """Records and bytes by the time in seconds at which the bucket ends."""
+    keys: set[StorageKey] = field(default_factory=set)
+    """Of the records that count, and of some whose life has ended."""
     windows: dict[float, tuple[int, int]] = field(default_factory=dict)
     """By a window's length in seconds: the number of the window, and its new keys."""
     limits: Quota = field(default_factory=Quota)
 
 
 class MemoryLedger:
-    """Implement `capabilities.Ledger`, counting each record when it changes."""
+    """Implement `capabilities.Ledger`. It counts a tenant's records when it is asked, so no count can drift."""
 
     def __init__(self, shared: MemoryRecords, *, journal_bytes: Callable[[bytes], int]) -> None:
         self._shared = shared
@@ -194,17 +189,8 @@ class MemoryLedger:
         self._tenants: dict[bytes, _TenantCounts] = {}
 
     def usage(self, tid: bytes) -> Usage:
-        with self._shared.lock:
-            tenant, now = self._of(tid), self._shared.now()
-            records, stored = self._completed(tenant, now)
-            return Usage(
-                records=tenant.unsettled + records,
-                bytes=stored + self._journal_bytes(tid),
-                in_flight=len(self._live_deadlines(tenant, now)),
-                new_keys=max(
-                    (self._in_window(tenant, NewKeys(0, seconds), now) for seconds in tenant.windows), default=0
-                ),
-            )
+        with self._shared.moment() as now:
+            return self._usage(tid, now)[0]
 
     def limits(self, tid: bytes) -> Quota:
         with self._shared.lock:
@@ -219,46 +205,23 @@ class MemoryLedger:
             return tuple(self._tenants)
 
     def reconcile(self, tid: bytes) -> Drift:
-        with self._shared.lock:
-            now, tenant = self._shared.now(), self._of(tid)
-            records, stored = self._completed(tenant, now)
-            unsettled, buckets = 0, dict[float, tuple[int, int]]()
-            running = set()
-            for key, record in self._shared.of_tenant(tid, now):
-                if not record.in_quota:
-                    continue
-                if record.state is State.COMPLETED:
-                    for edge, one, extra in _entries(record):
-                        if edge > now:
-                            count, size = buckets.get(edge, (0, 0))
-                            buckets[edge] = count + one, size + extra
-                else:
-                    unsettled += 1
-                if record.state is State.PROCESSING:
-                    running.add(key)
-            counted, size = sum(n for n, _ in buckets.values()), sum(size for _, size in buckets.values())
-            drift = Drift(records - counted, stored - size, tenant.unsettled - unsettled)
-            tenant.unsettled, tenant.buckets, tenant.running = unsettled, buckets, running
-            return drift
+        return Drift()
 
     # The store calls the methods below, and holds the lock.
 
     def check(self, tid: bytes, quota: Quota, now: float) -> OverQuota | None:
         """Return the limit that refuses one more key of this tenant, or None."""
-        tenant = self._of(tid)
-        quota = quota.overlaid(tenant.limits)
-        records, stored = self._completed(tenant, now)
-        ends = min(tenant.buckets, default=now) - now
-        leases = self._live_deadlines(tenant, now)
-        if quota.records is not None and tenant.unsettled + records >= quota.records:
-            return OverQuota("records", quota.records, retry_after=ends)
-        if quota.bytes is not None and stored + self._journal_bytes(tid) >= quota.bytes:
-            return OverQuota("bytes", quota.bytes, retry_after=ends)
-        if quota.in_flight is not None and len(leases) >= quota.in_flight:
+        quota = quota.overlaid(self._of(tid).limits)
+        used, ends, leases = self._usage(tid, now)
+        if quota.records is not None and used.records >= quota.records:
+            return OverQuota("records", quota.records, retry_after=min(ends, default=now) - now)
+        if quota.bytes is not None and used.bytes >= quota.bytes:
+            return OverQuota("bytes", quota.bytes, retry_after=min(ends, default=now) - now)
+        if quota.in_flight is not None and used.in_flight >= quota.in_flight:
             return OverQuota("in-flight", quota.in_flight, retry_after=min(leases, default=now) - now)
         if quota.new_keys is not None:
             _, left = window_of(int(now * 1_000_000), quota.new_keys)
-            if self._in_window(tenant, quota.new_keys, now) >= quota.new_keys.count:
+            if self._in_window(tid, quota.new_keys, now) >= quota.new_keys.count:
                 return OverQuota("new-keys", quota.new_keys.count, left / 1_000_000, quota.new_keys.seconds)
         return None
 
@@ -268,55 +231,39 @@ class MemoryLedger:
         rate = quota.overlaid(tenant.limits).new_keys
         if rate is not None:
             number, _ = window_of(int(now * 1_000_000), rate)
-            tenant.windows[rate.seconds] = number, self._in_window(tenant, rate, now) + 1
+            tenant.windows[rate.seconds] = number, self._in_window(tid, rate, now) + 1
 
-    def add(self, key: StorageKey, record: Record) -> None:
-        """Count this record."""
-        tenant = self._of(key.tid)
-        if record.state is State.COMPLETED:
-            for edge, one, extra in _entries(record):
-                count, size = tenant.buckets.get(edge, (0, 0))
-                tenant.buckets[edge] = count + one, size + extra
-            return
-        tenant.unsettled += 1
-        if record.state is State.PROCESSING:
-            tenant.running.add(key)
-
-    def remove(self, key: StorageKey, record: Record) -> None:
-        """Stop counting this record: it is gone or has changed. If its bucket has ended, nothing counts it any more."""
-        tenant = self._of(key.tid)
-        if record.state is not State.COMPLETED:
-            tenant.unsettled -= 1
-            tenant.running.discard(key)
-            return
-        for edge, one, extra in _entries(record):
-            if edge in tenant.buckets:
-                count, size = tenant.buckets[edge]
-                tenant.buckets[edge] = count - one, size - extra
+    def changed(self, key: StorageKey, record: Record | None) -> None:
+        """Note whether the record of this key counts."""
+        keys = self._of(key.tid).keys
+        if record is not None and record.in_quota:
+            keys.add(key)
+        else:
+            keys.discard(key)
 
     def _of(self, tid: bytes) -> _TenantCounts:
         return self._tenants.setdefault(tid, _TenantCounts())
 
-    def _in_window(self, tenant: _TenantCounts, rate: NewKeys, now: float) -> int:
-        number, seen = tenant.windows.get(rate.seconds, (-1, 0))
+    def _in_window(self, tid: bytes, rate: NewKeys, now: float) -> int:
+        number, seen = self._of(tid).windows.get(rate.seconds, (-1, 0))
         return seen if number == window_of(int(now * 1_000_000), rate)[0] else 0
 
-    def _completed(self, tenant: _TenantCounts, now: float) -> tuple[int, int]:
-        for edge in [edge for edge in tenant.buckets if edge <= now]:
-            del tenant.buckets[edge]
-        return sum(n for n, _ in tenant.buckets.values()), sum(size for _, size in tenant.buckets.values())
-
-    def _live_deadlines(self, tenant: _TenantCounts, now: float) -> list[float]:
-        ends = (self._shared.records[key].deadline for key in tenant.running)
-        return [deadline for deadline in ends if deadline > now]
-
-
-def _entries(record: Record) -> list[tuple[float, int, int]]:
-    """Return how a completed record counts: the end of a bucket, and its records and bytes in that."""
-    size = 0 if record.payload is None else record.payload.byte_size
-    if record.remembered_until is None:
-        return [(record.deadline, 1, size)]
-    return [(record.deadline, 0, size), (record.remembered_until, 1, 0)]
+    def _usage(self, tid: bytes, now: float) -> tuple[Usage, list[float], list[float]]:
+        """Return what the tenant uses, when completed records and responses end, and when running leases do."""
+        tenant, stored = self._of(tid), self._journal_bytes(tid)
+        counted, ends, leases = 0, list[float](), list[float]()
+        for record in map(self._shared.records.__getitem__, tenant.keys):
+            if record.state is not State.COMPLETED:
+                counted += 1
+                leases += [record.deadline] if record.state is State.PROCESSING and record.deadline > now else []
+                continue
+            until = record.deadline if record.remembered_until is None else record.remembered_until
+            counted += until > now
+            if record.deadline > now and record.payload is not None:
+                stored += record.payload.byte_size
+            ends += [each for each in (record.deadline, until) if each > now]
+        new_keys = max((self._in_window(tid, NewKeys(0, seconds), now) for seconds in tenant.windows), default=0)
+        return Usage(counted, stored, len(leases), new_keys), ends, leases
 
 
 @dataclass(slots=True)

@@ -310,14 +310,12 @@ class MemoryStore:
     def _put(self, key: StorageKey, record: Record | None) -> None:
         """Change a record here only, so that the quota counts and the recovery index follow every change."""
         before = self._shared.records.pop(key, None)
-        if before is not None and before.in_quota:
-            self.ledger.remove(key, before)
         if record is None:
             self.journals.drop(key)
         else:
             self._shared.records[key] = record
-            if record.in_quota:
-                self.ledger.add(key, record)
+        if (before is not None and before.in_quota) or (record is not None and record.in_quota):
+            self.ledger.changed(key, record)
         self.recovery.changed(key, record)
 
     def _with_erasure(self, key: StorageKey, record: Record, now: float) -> Record:
