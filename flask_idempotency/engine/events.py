@@ -544,15 +544,20 @@ class MessagesRelayed(Event):
         return WARNING if self.delayed or self.dead else DEBUG
 
 
-@_event("A message can never be sent. Run `flask idempotency outbox retry` or `discard`.", ERROR)
+@_event("A message can never be sent. Run `flask idempotency outbox retry` or `discard`.", DEBUG, ERROR)
 class MessageDead(Event):
     """A message of an outbox can never be sent, and later ones of its topic and key wait for an operator.
 
-    `operation` is the topic, `seq` its number in the outbox, and `cause` says why.
+    `operation` is the topic, `seq` its number in the outbox, and `cause` says why. `counted`: the run that found it logs one
+    line for all of its cause.
     """
 
     seq: int
     cause: str
+    counted: bool = False
+
+    def level(self) -> int:
+        return DEBUG if self.counted else ERROR
 
 
 @_event("An operator retried or discarded a message.", WARNING)

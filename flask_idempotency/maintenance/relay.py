@@ -240,8 +240,8 @@ class Relay:
         monotonic: Callable[[], float] = time.monotonic,
         calls: Calls | None = None,
     ) -> None:
-        self._failed: dict[int, tuple[str, str]] | None = None
-        """In a run of `once`: the messages that were not sent, with the pattern of their route and the error."""
+        self._failed: dict[int, tuple[bool, str, str]] | None = None
+        """In a run of `once`: the messages that were not sent, whether they are dead, the pattern of their route, the error."""
         self._sent = Counter[str]()
         self._queue = queue
         self._routes = routes
@@ -329,8 +329,11 @@ class Relay:
         total += self.finish()
         for pattern, number in self._sent.items():
             _log.info("%d messages of %s were sent", number, pattern)
-        for (pattern, error), number in Counter(self._failed.values()).items():
-            _log.warning("%d messages of %s were not sent (%s)", number, pattern, error)
+        for (dead, *facts), number in Counter(self._failed.values()).items():
+            if dead:
+                _log.error("%d messages of %s can never be sent (%s): see `flask idempotency outbox`", number, *facts)
+            else:
+                _log.warning("%d messages of %s were not sent (%s)", number, *facts)
         self._failed = None
         return total
 
@@ -520,11 +523,11 @@ class Relay:
         for each, result in failed:
             if isinstance(result, NotTried):
                 continue
-            error = text_of(result)
+            error, counted = text_of(result), self._failed is not None
             if isinstance(result, Undeliverable):
                 self._queue.bury(one.holder, each.seq, error=error)
                 counts["dead"] += 1
-                self._observers(MessageDead("", each.message.topic, each.seq, error))
+                self._observers(MessageDead("", each.message.topic, each.seq, error, counted))
             else:
                 self._queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
                 counts["delayed"] += 1
@@ -532,7 +535,7 @@ class Relay:
                     facts = each.seq, each.message.topic, error, each.attempts + 1
                     _log.warning("message %d of %s was not sent (%s), attempt %d", *facts)
             if self._failed is not None:
-                self._failed[each.seq] = one.route.pattern, error
+                self._failed[each.seq] = isinstance(result, Undeliverable), one.route.pattern, error
         if untried:
             self._queue.release(one.holder, untried)
 

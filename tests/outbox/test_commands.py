@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import MetaData, inspect, make_url, text
 
 from flask_idempotency import Idempotency, sql
-from flask_idempotency.engine.events import MessageSettled
+from flask_idempotency.engine.events import MessageDead, MessageSettled
 from flask_idempotency.engine.outbox import Message, Topics, Undeliverable
 from flask_idempotency.maintenance.relay import Relay, RelayReport, Stop, pause_after
 from flask_idempotency.metrics import gauges_of
@@ -91,6 +92,25 @@ def test_relay_once_tries_each_message_once_and_logs_a_line_for_each_outcome(
     shop.sent.fail = lambda message: None
     shop.clock.advance(600)
     assert RelayReport(7) == shop.drain()
+
+
+def test_relay_once_logs_one_line_for_all_dead_messages_of_a_cause(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.sent.fail = lambda message: Undeliverable("too large")
+    for number in range(3):
+        shop.publish("orders", number)
+    with caplog.at_level("INFO", logger="flask_idempotency"):
+        assert "Sent: 0. Delayed: 0. Dead: 3." == run(shop, "relay", "--once").output.strip()
+
+    assert [(logging.ERROR, "3 messages of * can never be sent (too large): see `flask idempotency outbox`")] == [
+        (record.levelno, record.getMessage()) for record in caplog.records if record.levelno >= logging.ERROR
+    ]
+    assert [1, 2, 3] == [each.seq for each in shop.events if isinstance(each, MessageDead)]
+    shop.publish("orders", 3)
+    with caplog.at_level("INFO", logger="flask_idempotency"):
+        shop.drain()
+    assert 1 == caplog.text.count("A message can never be sent.")
 
 
 def test_relay_once_counts_as_a_run(shop: Shop) -> None:
