@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from celery import Celery
+from celery import Celery, signals
 from flask import Flask
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -71,11 +71,24 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
             added.add(task)
             _add_task(celery_app, task, settings, served)
     if former is None:
-        _add_schedule(celery_app, served)
+        if vars(celery_app)["configured"]:
+            _schedule(celery_app.conf, served)
+        # Reading a configuration finalises it, and the application may still set the rest. It may also be rebuilt.
+        signals.worker_ready.connect(_beat, weak=False, dispatch_uid=_SERVED)
+        configured: Any = celery_app.on_after_configure
+        configured.connect(lambda source, **_: _schedule(source, served), weak=False)
     elif vars(celery_app)["configured"]:
         mine: dict[str, Any] = celery_app.conf.beat_schedule
         celery_app.conf.beat_schedule = {name: mine[name] for name in mine if mine[name] != before.get(name)}
         _schedule(celery_app.conf, served)
+
+
+def _beat(sender: Any, **_: Any) -> None:
+    """Send a heartbeat when a worker begins. Until one comes, a task that is not due yet looks as if it never runs."""
+    for flask_app, janitor, _place in vars(sender.app).get(_SERVED, ()):
+        entry = schedule_of(janitor, flask_app.extensions["idempotency"].settings).get(name_of("heartbeat"))
+        if entry is not None:
+            sender.app.send_task(entry["task"], **entry["options"])
 
 
 def _is_next(flask_app: Flask, former: Flask, *, same_place: bool) -> bool:
@@ -101,8 +114,18 @@ def schedule_of(janitor: Janitor, settings: Settings) -> dict[str, dict[str, Any
 def _add_task(
     celery_app: Celery, task: Task, settings: Settings, served: Sequence[tuple[Flask, Janitor, object]]
 ) -> None:
-    def run() -> object:
-        return _do(served, task)
+    def run() -> Mapping[str, object] | str:
+        """Run the task for the newest application, and return what the worker's log shows as its result."""
+        flask_app, janitor, _ = served[0]
+        if task not in janitor.tasks:
+            return NO_WORK
+        with flask_app.app_context():
+            try:
+                report = janitor.run(task, drain_of(task, flask_app.extensions["idempotency"].settings))
+            except StoreUnavailable:
+                # Logged already, in one line. A traceback every few seconds of an outage would add no fact.
+                return STORE_UNAVAILABLE
+        return BUSY if report is None else asdict(report)
 
     run.__name__ = run.__qualname__ = task  # Celery makes a class of it
     budget = drain_of(task, settings).budget
@@ -124,30 +147,8 @@ def _add_task(
     )(run)
 
 
-def _do(served: Sequence[tuple[Flask, Janitor, object]], task: Task) -> Mapping[str, object] | str:
-    """Run the task for the newest application, and return what the worker's log shows as its result."""
-    flask_app, janitor, _ = served[0]
-    settings: Settings = flask_app.extensions["idempotency"].settings
-    if task not in janitor.tasks:
-        return NO_WORK
-    with flask_app.app_context():
-        try:
-            report = janitor.run(task, drain_of(task, settings))
-        except StoreUnavailable:
-            # Logged already, in one line. A traceback every few seconds of an outage would add no fact.
-            return STORE_UNAVAILABLE
-    return BUSY if report is None else asdict(report)
-
-
 def _schedule(conf: Any, served: Sequence[tuple[Flask, Janitor, object]]) -> None:
     flask_app, janitor, _ = served[0]
     entries = schedule_of(janitor, flask_app.extensions["idempotency"].settings)
     # Make a new dict: the present one may be in a module that configures another application too.
     conf.beat_schedule = {**entries, **conf.beat_schedule}
-
-
-def _add_schedule(celery_app: Any, served: Sequence[tuple[Flask, Janitor, object]]) -> None:
-    if celery_app.configured:
-        _schedule(celery_app.conf, served)
-    # Reading a configuration finalises it, and the application may still set the rest. It may also be rebuilt.
-    celery_app.on_after_configure.connect(lambda source, **_: _schedule(source, served), weak=False)

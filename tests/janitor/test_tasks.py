@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from celery import signals
 from celery.beat import Scheduler
 from flask import current_app
 
@@ -55,6 +57,21 @@ def test_the_schedule_is_what_the_settings_say() -> None:
         }
         for task, seconds in {"reap": 7.0, "expire": 3600.0, "heartbeat": 11.0}.items()
     }
+
+
+@pytest.mark.parametrize(("every", "sent"), [(30, ["flask_idempotency.heartbeat"]), (None, [])])
+def test_a_worker_that_begins_sends_the_first_heartbeat(
+    monkeypatch: pytest.MonkeyPatch, every: float | None, sent: list[str]
+) -> None:
+    """Without it, a task that is not due yet looks for half a minute like one that never runs."""
+    celery_app, names = a_celery(), list[str]()
+    register(celery_app, a_flask(heartbeat_interval=every))
+    monkeypatch.setattr(celery_app, "send_task", lambda name, expires: names.append(name))
+
+    for app in (celery_app, a_celery()):
+        signals.worker_ready.send(sender=Mock(app=app))
+
+    assert names == sent
 
 
 def test_a_task_without_an_interval_is_left_out_of_the_schedule() -> None:
