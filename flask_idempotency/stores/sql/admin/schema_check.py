@@ -74,7 +74,12 @@ def structural(connection: Connection) -> list[str]:
 
 
 def advice(connection: Connection) -> list[str]:
-    """Return settings that cost speed only, with their remedies."""
+    """Return what costs speed only, or what the first claim may mend, with the remedies."""
+    if version(connection) and migrations.lacks_sequence(connection):
+        return [
+            f"The sequence {FENCES} is not in this database. The first claim makes it, and is refused if its role may not "
+            f"create tables. {_UPGRADE}."
+        ]
     if connection.dialect.name == "postgresql":
         isolation = connection.scalar(_ISOLATION)
         if isolation != "read committed":

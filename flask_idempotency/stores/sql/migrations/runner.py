@@ -212,7 +212,7 @@ def _upgrade_engine(engine: Engine) -> list[str]:
     _check_dialect(engine.dialect.name)
     with engine.connect() as connection:
         # Most deployments change no table. Steps only add, so it takes no lock to see that.
-        if not (_steps_for(connection) or _lacks_sequence(connection)):
+        if not (_steps_for(connection) or lacks_sequence(connection)):
             return []
     with engine.connect() as connection:
         # A connect listener of the application may have begun a transaction, and there the mode cannot change.
@@ -238,13 +238,13 @@ def _upgrade(connection: Connection) -> list[str]:
             comment(connection, tables)
             add_facts(connection)
             write_version(connection)
-        if _lacks_sequence(connection):
+        if lacks_sequence(connection):
             raise_sequence(connection)
             return done or [f"created the sequence {schema.FENCES}"]
     return done
 
 
-def _lacks_sequence(connection: Connection) -> bool:
+def lacks_sequence(connection: Connection) -> bool:
     """Return True on a MariaDB without the sequence of fences, such as one that has left its Galera cluster."""
     if kind_of(connection.dialect.name) != MYSQL:
         return False
