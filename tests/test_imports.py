@@ -122,6 +122,7 @@ def test_an_import_loads_no_optional_part() -> None:
         "maintenance",
         "operations.admin",
         "operations.doctor",
+        "operations.examination",
         "operations.records",
         "web.doctor",
         "web.janitor",

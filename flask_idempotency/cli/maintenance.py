@@ -33,7 +33,8 @@ from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import Batcher, ReconcileReport, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
-from flask_idempotency.operations.records import AuditNote, Refused, never_happened
+from flask_idempotency.operations.browse import never_happened
+from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget

@@ -28,13 +28,12 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import Operation
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.browse import CONDITIONS, UNFINISHED, Browsing, listing
+from flask_idempotency.operations.browse import CONDITIONS, UNFINISHED, Browsing, listing, resolver_of
 from flask_idempotency.operations.records import (
     Condition,
     RecordView,
     Refused,
     changes_of,
-    resolver_of,
 )
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web import client_keys, operator, policy_table

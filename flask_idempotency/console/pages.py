@@ -41,6 +41,7 @@ from flask_idempotency.operations.browse import (
     cursor_of,
     oldest_quarantined,
     place_of,
+    resolver_of,
     stored_name,
 )
 from flask_idempotency.operations.browse import timeline as life_of
@@ -51,7 +52,6 @@ from flask_idempotency.operations.records import (
     RecordView,
     Refused,
     paused_among,
-    resolver_of,
     short_ids,
 )
 from flask_idempotency.operations.report import report

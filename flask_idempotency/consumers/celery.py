@@ -54,7 +54,7 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.operations.doctor import some
+from flask_idempotency.operations.examination import some
 
 __all__ = ["idempotent_task", "serve"]
 
@@ -192,12 +192,6 @@ class _Body:
         """Start with new inboxes, because another application serves: they hold what its store has not taken."""
         self._inboxes.clear()
 
-    def _inbox_of(self, task: AnyTask) -> Inbox:
-        """Return the inbox for the message that this task has been called for, which may set a longer hard limit."""
-        limit = (task.request.timelimit or (None,))[0]
-        inbox = self.inbox(task)
-        return inbox if limit is None or "max_runtime" in self._policy else inbox.lasting(float(limit))
-
     def run(self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Process the message that this task has been called for. Return its value, as an earlier run may have stored it."""
         request = task.request
@@ -217,7 +211,11 @@ class _Body:
             try:
                 with _application_context(task):
                     message_id, payload, tenant = self._arguments.identify(task, args, kwargs)
-                    verdict = self._inbox_of(task).process(message_id, work, payload=payload, tenant=tenant)
+                    # The message may set a longer hard limit than its task.
+                    inbox, limit = self.inbox(task), (request.timelimit or (None,))[0]
+                    if limit is not None and "max_runtime" not in self._policy:
+                        inbox = inbox.lasting(float(limit))
+                    verdict = inbox.process(message_id, work, payload=payload, tenant=tenant)
                 match verdict:
                     case Processed(replayed=False):
                         if ended:

@@ -15,10 +15,20 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
-from flask_idempotency.engine.audit import JANITOR, RESOLVER, SAYS_FAILED, SAYS_NEVER, SAYS_UNKNOWN, AuditEntry
+from flask_idempotency.engine.audit import (
+    JANITOR,
+    RESOLVER,
+    SAYS_FAILED,
+    SAYS_NEVER,
+    SAYS_UNKNOWN,
+    AuditEntry,
+    AuditTrail,
+    last_said,
+)
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.keys import KeyedDigest, encode
+from flask_idempotency.engine.lease import max_remaining
 from flask_idempotency.engine.model import VOIDED, OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep
@@ -35,6 +45,7 @@ from flask_idempotency.operations.records import (
     short_ids,
     urgency,
 )
+from flask_idempotency.operations.times import format_duration
 
 ROWS: Final = 50
 """Records that a page shows, if it finds so many. It may show up to twice as many, because a store has pages of its own."""
@@ -427,3 +438,48 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
             detail = "A retry is then refused with 410 `key-expired`, and does not run."
             yield record.deadline, Episode(record.deadline, "Response expires", detail, ahead=ahead)
         yield until, Episode(until, "Expires", "Its key then counts as new.", ahead=True)
+
+
+# What the resolver says.
+
+
+def never_happened(believed_in: float) -> str:
+    """Say that a resolver is not believed yet, and in how many seconds it is. 0: when the janitor calls it next."""
+    when = f"in {format_duration(believed_in)}" if believed_in >= 1 else "at its next call"
+    return f"the resolver says it never happened; believed {when}"
+
+
+@valueclass(frozen=True, slots=True)
+class ResolverView:
+    """What the resolver last said of a quarantined request."""
+
+    verdict: str
+    """`never-happened`, `still-unknown` or `failed`."""
+    believed_in: float | None
+    """Seconds until a "never happened" is believed. 0: when the janitor calls it next."""
+    error: str | None
+    """What the resolver failed with."""
+
+    @property
+    def text(self) -> str:
+        if self.believed_in is not None:
+            return never_happened(self.believed_in)
+        if self.error is not None:
+            return f"the resolver failed ({self.error}), and is called again; the janitor's log says how"
+        return "the resolver says that it is still unknown, and is called again"
+
+
+_VERDICTS: Final = {SAYS_NEVER: "never-happened", SAYS_UNKNOWN: "still-unknown", SAYS_FAILED: "failed"}
+
+
+def resolver_of(audit: AuditTrail | None, found: SeenRecord, policy: Policy) -> ResolverView | None:
+    """Return what the resolver last said of this request. None: it was not called, or the request is not quarantined.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    record = found.record
+    said = last_said(audit, found.key, since=record.requested_at) if record.state is State.QUARANTINED else None
+    if said is None:
+        return None
+    wait = max_remaining(record, max_runtime=policy.max_runtime) if said.verb == SAYS_NEVER else None
+    return ResolverView(_VERDICTS[said.verb], wait, said.reason if said.verb == SAYS_FAILED else None)

@@ -12,7 +12,7 @@ from typing import Final
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.tasks import LONGEST_REPORT, TaskLog
-from flask_idempotency.operations.doctor import DoctorReport
+from flask_idempotency.operations.examination import DoctorReport
 
 HEALTH: Final = "health:"
 """Begins the name of its report. The mark of the application follows, without the `@` that tasks have before it."""

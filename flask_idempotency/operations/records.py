@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
-from flask_idempotency.engine.audit import SAYS, SAYS_FAILED, SAYS_NEVER, SAYS_UNKNOWN, AuditTrail, last_said
+from flask_idempotency.engine.audit import SAYS, AuditTrail
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, RingMismatch
 from flask_idempotency.engine.escape import printable
@@ -181,48 +181,6 @@ def changes_of(audit: AuditTrail | None, key: StorageKey) -> tuple[ChangeView, .
         for entry in audit.entries(key)
         if entry.verb not in SAYS
     )
-
-
-def never_happened(believed_in: float) -> str:
-    """Say that a resolver is not believed yet, and in how many seconds it is. 0: when the janitor calls it next."""
-    when = f"in {format_duration(believed_in)}" if believed_in >= 1 else "at its next call"
-    return f"the resolver says it never happened; believed {when}"
-
-
-@valueclass(frozen=True, slots=True)
-class ResolverView:
-    """What the resolver last said of a quarantined request."""
-
-    verdict: str
-    """`never-happened`, `still-unknown` or `failed`."""
-    believed_in: float | None
-    """Seconds until a "never happened" is believed. 0: when the janitor calls it next."""
-    error: str | None
-    """What the resolver failed with."""
-
-    @property
-    def text(self) -> str:
-        if self.believed_in is not None:
-            return never_happened(self.believed_in)
-        if self.error is not None:
-            return f"the resolver failed ({self.error}), and is called again; the janitor's log says how"
-        return "the resolver says that it is still unknown, and is called again"
-
-
-_VERDICTS: Final = {SAYS_NEVER: "never-happened", SAYS_UNKNOWN: "still-unknown", SAYS_FAILED: "failed"}
-
-
-def resolver_of(audit: AuditTrail | None, found: SeenRecord, policy: Policy) -> ResolverView | None:
-    """Return what the resolver last said of this request. None: it was not called, or the request is not quarantined.
-
-    Raises `StoreUnavailable` if the store does not answer.
-    """
-    record = found.record
-    said = last_said(audit, found.key, since=record.requested_at) if record.state is State.QUARANTINED else None
-    if said is None:
-        return None
-    wait = max_remaining(record, max_runtime=policy.max_runtime) if said.verb == SAYS_NEVER else None
-    return ResolverView(_VERDICTS[said.verb], wait, said.reason if said.verb == SAYS_FAILED else None)
 
 
 def handle_of(key: StorageKey) -> str:

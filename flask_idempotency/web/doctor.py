@@ -27,7 +27,8 @@ from flask_idempotency.engine.keys import StorageKey, owner_mark
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Schema
-from flask_idempotency.operations.doctor import (
+from flask_idempotency.operations.doctor import gunicorn_timeout
+from flask_idempotency.operations.examination import (
     DoctorReport,
     Endpoint,
     Target,
@@ -35,7 +36,6 @@ from flask_idempotency.operations.doctor import (
     check,
     checks_of,
     examine,
-    gunicorn_timeout,
     some,
 )
 from flask_idempotency.operations.identity import look

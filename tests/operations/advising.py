@@ -16,6 +16,7 @@ SPEAKERS: Final = (
     "consumers.celery",
     "operations.admin",
     "operations.doctor",
+    "operations.examination",
     "operations.identity",
     "operations.report",
     "stores.memory.admin",

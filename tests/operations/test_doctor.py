@@ -23,18 +23,12 @@ from flask_idempotency.operations.admin import KeyStatus
 from flask_idempotency.operations.doctor import (
     LOOKED_AT,
     PATIENCE_SECONDS,
-    REACHABLE,
     RETRIED_SECONDS,
-    Check,
-    Endpoint,
-    Target,
     after_loss,
     backlog,
     canary,
-    checks_of,
     clock_skew,
     clock_step,
-    examine,
     finish,
     gunicorn_timeout,
     janitor,
@@ -47,6 +41,7 @@ from flask_idempotency.operations.doctor import (
     tasks,
     worker_timeout,
 )
+from flask_idempotency.operations.examination import REACHABLE, Check, Endpoint, Target, checks_of, examine
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token

@@ -18,7 +18,7 @@ from flask_idempotency import Idempotency, Step, idempotent
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.recovery import StillUnknown
-from flask_idempotency.operations.doctor import DoctorReport, _registered
+from flask_idempotency.operations.examination import DoctorReport, _registered
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
