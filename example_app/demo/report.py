@@ -5,16 +5,18 @@ When it broke one, the report also shows the responses, the checks that failed, 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 
-from example_app.demo.client import Shop
+from example_app.demo.client import PATIENCE_SECONDS, Shop
 
 COLUMNS = ("scenario", "responses", "executions", "rows", "expected", "ok")
 PROBLEM = "application/problem+json"
@@ -230,3 +232,73 @@ def described(response: httpx.Response) -> str:
     headers = [f"{name}: {response.headers[name]}" for name in SHOWN_HEADERS if name in response.headers]
     request = f"{response.request.method} {response.request.url.path}"
     return f"{request} -> {response.status_code} [{'; '.join(headers)}] {response.text[:300]!r}"
+
+
+# What a scenario waits for, and asks of a response.
+
+
+def until(
+    ask: Callable[[], httpx.Response],
+    final: Callable[[httpx.Response], bool],
+    *,
+    earlier: Sequence[httpx.Response] = (),
+) -> list[httpx.Response]:
+    """Send a request until its response is final. Return all responses, `earlier` ones first.
+
+    A real client waits for `Retry-After`.
+    """
+    responses = list(earlier) or [ask()]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not final(responses[-1]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        responses.append(ask())
+    return responses
+
+
+def is_final(response: httpx.Response) -> bool:
+    """Return False for a 409: another attempt holds the key."""
+    return response.status_code != 409
+
+
+def comes_true(holds: Callable[[], bool]) -> bool:
+    """Wait until this holds. Return False if it takes longer than any janitor needs."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@contextmanager
+def lost_connection() -> Iterator[None]:
+    """Require that the connection drops before the response to the request in the body."""
+    try:
+        yield
+    except httpx.TimeoutException:
+        raise
+    except httpx.TransportError:
+        return
+    raise AssertionError("the worker answered. It should have been killed before")
+
+
+def is_problem(response: httpx.Response, status: int, code: str) -> bool:
+    return response.status_code == status and member(response, "code") == code
+
+
+def executions(response: httpx.Response) -> int:
+    """Return how often the business code ran, or -1 if the response does not say it."""
+    return int(response.headers.get("X-Executions", -1))
+
+
+def replayed(response: httpx.Response) -> bool:
+    return bool(response.headers.get("Idempotency-Replayed") == "true")
+
+
+def member(response: httpx.Response, name: str) -> Any:
+    """Return this member of a JSON object, or None if the body is something else."""
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    return body.get(name) if isinstance(body, dict) else None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from itertools import count, islice
 from typing import Any
 
@@ -20,7 +20,21 @@ from example_app.demo.buyer import INVOICES
 from example_app.demo.client import PATIENCE_SECONDS, LossyWire, Shop
 from example_app.demo.customers import BURST_ROUNDS, NEW_ROWS, at_once, play
 from example_app.demo.operator import CONSOLE, OperatorClient
-from example_app.demo.report import Parts, Scenarios, Seen, counted, seen
+from example_app.demo.report import (
+    Parts,
+    Scenarios,
+    Seen,
+    comes_true,
+    counted,
+    executions,
+    is_final,
+    is_problem,
+    lost_connection,
+    member,
+    replayed,
+    seen,
+    until,
+)
 from example_app.operators import OPERATORS
 from example_app.simulate import BRIEF_SECONDS
 from flask_idempotency.client import Ledger
@@ -599,70 +613,3 @@ def another_payment(shop: Shop, bearer: str) -> Seen:
         is_another_payment=member(response, "id") != member(alices, "id"),
         ran_once=executions(response) == 1,
     )
-
-
-def until(
-    ask: Callable[[], httpx.Response],
-    final: Callable[[httpx.Response], bool],
-    *,
-    earlier: Sequence[httpx.Response] = (),
-) -> list[httpx.Response]:
-    """Send a request until its response is final. Return all responses, `earlier` ones first.
-
-    A real client waits for `Retry-After`.
-    """
-    responses = list(earlier) or [ask()]
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not final(responses[-1]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        responses.append(ask())
-    return responses
-
-
-def is_final(response: httpx.Response) -> bool:
-    """Return False for a 409: another attempt holds the key."""
-    return response.status_code != 409
-
-
-def comes_true(holds: Callable[[], bool]) -> bool:
-    """Wait until this holds. Return False if it takes longer than any janitor needs."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-@contextmanager
-def lost_connection() -> Iterator[None]:
-    """Require that the connection drops before the response to the request in the body."""
-    try:
-        yield
-    except httpx.TimeoutException:
-        raise
-    except httpx.TransportError:
-        return
-    raise AssertionError("the worker answered. It should have been killed before")
-
-
-def is_problem(response: httpx.Response, status: int, code: str) -> bool:
-    return response.status_code == status and member(response, "code") == code
-
-
-def executions(response: httpx.Response) -> int:
-    """Return how often the business code ran, or -1 if the response does not say it."""
-    return int(response.headers.get("X-Executions", -1))
-
-
-def replayed(response: httpx.Response) -> bool:
-    return bool(response.headers.get("Idempotency-Replayed") == "true")
-
-
-def member(response: httpx.Response, name: str) -> Any:
-    """Return this member of a JSON object, or None if the body is something else."""
-    try:
-        body = response.json()
-    except ValueError:
-        return None
-    return body.get(name) if isinstance(body, dict) else None
