@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import product
 from math import inf
 from threading import Lock
@@ -230,15 +231,11 @@ _made: WeakKeyDictionary[CollectorRegistry, Made] = WeakKeyDictionary()
 def made_in(registry: CollectorRegistry) -> Made:
     """Return the metrics of this registry by short name. All applications in a process share them."""
     if registry not in _made:
-        _made[registry] = {name: _make(family, registry) for name, family in FAMILIES.items()}
+        made = _made[registry] = dict[str, Any]()
+        for name, each in FAMILIES.items():
+            facts, kind = (each.name, each.help, (APP, *each.labels)), partial(Histogram, buckets=each.buckets)
+            made[name] = (kind if each.buckets else Counter)(*facts, registry=registry)
     return _made[registry]
-
-
-def _make(family: Family, registry: CollectorRegistry) -> Counter | Histogram:
-    labels = (APP, *family.labels)
-    if family.buckets:
-        return Histogram(family.name, family.help, labels, buckets=family.buckets, registry=registry)
-    return Counter(family.name, family.help, labels, registry=registry)
 
 
 # Gauges, read from the stores at a scrape.
@@ -435,10 +432,6 @@ def _step(outcome: str) -> Counts:
     return _counts("steps", lambda event: event.step, lambda event: event.effects, outcome)
 
 
-def _relayed(event: events.MessagesRelayed) -> Iterable[Sample]:
-    return [((name,), float(getattr(event, name))) for name in _SENT if getattr(event, name)]
-
-
 def _outcome(event: events.TaskRun) -> str:
     return "failed" if event.error else "finished" if event.finished else "unfinished"
 
@@ -518,7 +511,9 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             Counts("task_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
             Counts("task_counts", _task_counts),
         ),
-        events.MessagesRelayed: (Counts("outbox_attempts", _relayed),),
+        events.MessagesRelayed: (
+            Counts("outbox_attempts", lambda event: [((each,), float(getattr(event, each))) for each in _SENT]),
+        ),
         events.MessageDead: Uncounted('`idempotency_outbox_attempts_total{result="dead"}` counts it'),
         events.MessageSettled: (_counts("operator_actions", lambda event: f"message-{event.verb}"),),
         events.JanitorMissing: Uncounted("`idempotency_task_age_seconds` shows it for as long as it lasts"),

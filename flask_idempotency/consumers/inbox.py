@@ -210,7 +210,7 @@ class Inbox:
                 raise
             else:
                 with self._shield():
-                    verdict = self._failed(engine, services, state, error, begun=begun)
+                    verdict = self._failed(engine, services, state, state.claim, error, begun=begun)
             if verdict is None:
                 raise
             return verdict
@@ -281,12 +281,16 @@ class Inbox:
                 return Dead("outcome-unknown")
 
     def _failed(
-        self, engine: Engine, services: ConsumerServices, state: Running, error: BaseException, *, begun: bool
+        self,
+        engine: Engine,
+        services: ConsumerServices,
+        state: Running,
+        claim: Claim,
+        error: BaseException,
+        *,
+        begun: bool,
     ) -> Verdict | None:
         """End the claim of work that raised. Return the verdict that replaces the error, or None to raise it again."""
-        claim = state.claim
-        if claim is None:
-            return None
         if not begun:
             claim.release_unstarted()
             return None
@@ -323,16 +327,14 @@ class Inbox:
 
     def _not_granted(self, services: ConsumerServices, error: BaseException, label: str) -> Verdict | None:
         """Return the verdict for a claim that failed, or None for an error that is no verdict."""
-        match error:
-            case CorruptRecord():
-                return Dead("record-corrupt")
-            case StoreUnavailable():
-                if not isinstance(error, StoreDataLoss):  # the engine has published that
-                    services.observers(StoreFailed(label, self.operation, error=cause_of(error), unprotected=False))
-                services.outages.refused(self.operation, error)
-                return _unavailable(error)
-            case _:
-                return None
+        if isinstance(error, CorruptRecord):
+            return Dead("record-corrupt")
+        if not isinstance(error, StoreUnavailable):
+            return None
+        if not isinstance(error, StoreDataLoss):  # the engine has published that
+            services.observers(StoreFailed(label, self.operation, error=cause_of(error), unprotected=False))
+        services.outages.refused(self.operation, error)
+        return _unavailable(error)
 
     def _note_unstored(self, engine: Engine, claim: Claim) -> None:
         """Remember a write that the store has not taken, for later deliveries and for the end of this process."""
@@ -453,7 +455,8 @@ class Inbox:
         try:
             if self.policy.effects != "transactional" or transactions is None:
                 return Processed(_call(work), replayed=False, kept=False)
-            transaction = transactions.join((), b"", operation=self.operation, on_early_commit=_ignore)
+            # Work without a claim may commit by itself.
+            transaction = transactions.join((), b"", operation=self.operation, on_early_commit=lambda: None)
             try:
                 value = _call(work)
                 transaction.commit(to_several=True)
@@ -465,10 +468,6 @@ class Inbox:
             return Processed(value, replayed=False, kept=False)
         finally:
             running.reset(token)
-
-
-def _ignore() -> None:
-    """Work without a claim may commit by itself."""
 
 
 _engines: WeakSet[Engine] = WeakSet()

@@ -234,7 +234,12 @@ class _Description:
         parameter = parameters[mine] = self._resolved(parameters[mine])
         parameter.setdefault("name", name)
         parameter.setdefault("in", "header")
-        parameter.setdefault("description", _about_key(facts))
+        form = facts["form_field"] and f" A form may carry it in the field `{facts['form_field']}`, which then counts."
+        about = (
+            "A key that you choose for this request, such as a random UUID. Send the same key with each retry: a retry gets "
+            f"the stored response for {facts['lifetime']} seconds. Do not use the key for another request.{form or ''}"
+        )
+        parameter.setdefault("description", about)
         # A form may carry the key instead.
         if facts["required"] and facts["form_field"] is None and self._enforced:
             parameter["required"] = True
@@ -259,18 +264,15 @@ class _Description:
             if name is None:
                 name = str(status)
                 about = " ".join(f"`{code}`: {PROBLEMS[code].title}." for code in codes)
-                responses[name] = {**self._general(responses, status), "description": about}
+                # A range or the default stood for this status until now.
+                general: Any = next(
+                    (responses[each] for each in (f"{status // 100}XX", "default") if each in responses), {}
+                )
+                general = self._resolved(general)
+                responses[name] = {**({} if "$ref" in general else _copy(general)), "description": about}
             response = responses[name] = self._resolved(responses[name])
             if "$ref" not in response:
                 self._add_problem(response, profile, codes)
-
-    def _general(self, responses: Mapping[Any, Any], status: int) -> dict[str, Any]:
-        """Return a copy of the response that stood for this status until now, by a range or as the default."""
-        for name in (f"{status // 100}XX", "default"):
-            if name in responses:
-                response = _copy(self._resolved(responses[name]))
-                return response if "$ref" not in response else {}
-        return {}
 
     def _add_problem(self, response: dict[str, Any], profile: Profile, codes: list[str]) -> None:
         """Add what the problems with these codes look like, which have the status of this response."""
@@ -363,13 +365,3 @@ def _schema_of_key(key: Mapping[str, Any]) -> dict[str, Any]:
         return {**schema, "format": "uuid"}
     pattern = _BARE_KEY if key["format"] == "any" else key["pattern"]
     return schema if pattern is None else {**schema, "pattern": pattern}
-
-
-def _about_key(facts: Mapping[str, Any]) -> str:
-    form = (
-        f" A form may carry it in the field `{facts['form_field']}`, which then counts." if facts["form_field"] else ""
-    )
-    return (
-        "A key that you choose for this request, such as a random UUID. Send the same key with each retry: a retry gets the "
-        f"stored response for {facts['lifetime']} seconds. Do not use the key for another request.{form}"
-    )

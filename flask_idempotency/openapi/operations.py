@@ -20,7 +20,7 @@ from werkzeug.routing import Map, Rule
 
 from flask_idempotency.assembly import is_process_local
 from flask_idempotency.web.key_status import HOST_VARIABLE, SUBDOMAIN_VARIABLE, find_status_views
-from flask_idempotency.web.policies import Policies, ResolvedPolicy
+from flask_idempotency.web.policies import ResolvedPolicy
 from flask_idempotency.web.principals import extensions_of, may_have_httpauth
 
 # As Werkzeug reads a rule: `<name>`, `<converter:name>` or `<converter(arguments):name>`.
@@ -150,12 +150,6 @@ class Application:
         return is_process_local(self.state.settings)
 
     @property
-    def policies(self) -> Policies:
-        """The policies of its endpoints."""
-        policies: Policies = self.state.policies
-        return policies
-
-    @property
     def unique_per(self) -> list[str]:
         """The parts of a caller that separate keys."""
         loaders = self.state.loaders
@@ -218,7 +212,7 @@ class Application:
             for method in rule.methods or ():
                 # The first of two equal rules serves the path.
                 if (domain, rule.rule, method) not in found:
-                    resolved = self.policies.look(rule.endpoint, method)
+                    resolved = self.state.policies.look(rule.endpoint, method)
                     found[domain, rule.rule, method] = Operation(rule, domain, method, resolved, limited, parts)
         operations = [each for each in found.values() if each.rule.redirect_to is None]
         if domains is None:

@@ -79,7 +79,7 @@ class Tasks:
             raise TypeError("Tasks sets the task_id: it is the id of the message.")
         self._app = celery_app
         self._options = options
-        self._confirms: bool | None = None
+        self._confirms = False
 
     def check(self, message: Message) -> None:
         """Raise `ValueError` for a body that is neither a JSON object nor a JSON array, and for a header of Celery's own."""
@@ -93,18 +93,15 @@ class Tasks:
 
     def send(self, messages: Sequence[Message]) -> Sequence[Exception | None]:
         """Send one after the other, and wait until the broker has each."""
-        if self._confirms is None:
-            self._confirms = self._check_confirms()
+        if not self._confirms:
+            with self._app.connection_for_write() as connection:
+                amqp = connection.transport.driver_type == "amqp"
+            if amqp and not (self._app.conf.broker_transport_options or {}).get("confirm_publish"):
+                raise ConfigurationError(
+                    'Set broker_transport_options = {"confirm_publish": True} on the Celery application.'
+                )
+            self._confirms = True
         return _one_by_one(messages, self._sent)
-
-    def _check_confirms(self) -> bool:
-        with self._app.connection_for_write() as connection:
-            amqp = connection.transport.driver_type == "amqp"
-        if amqp and not (self._app.conf.broker_transport_options or {}).get("confirm_publish"):
-            raise ConfigurationError(
-                'Set broker_transport_options = {"confirm_publish": True} on the Celery application.'
-            )
-        return True
 
     def _sent(self, message: Message) -> None:
         arguments = message.json()
