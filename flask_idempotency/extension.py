@@ -46,7 +46,7 @@ from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.problems import serve_pages
+from flask_idempotency.web.problems import PAGES_PATH
 from flask_idempotency.web.responses import LostFields
 
 
@@ -323,7 +323,7 @@ class Idempotency:
         if self._outbox is not None:
             self._serve_outbox(app, self._outbox)
         if settings.serves_problem_pages:
-            serve_pages(app)
+            _serve_pages(app)
         if settings.publish and settings.enabled:
             from flask_idempotency.openapi.policy_document import publish  # for the applications that want it
 
@@ -615,6 +615,27 @@ class Idempotency:
         """
         self._callbacks.put("problem_renderer", renderer)
         return renderer
+
+
+def _serve_pages(app: Flask) -> None:
+    """Serve a page on each problem, on every host and subdomain that the application serves."""
+    url = f"{PAGES_PATH}<code>"
+    if app.url_map.host_matching or app.subdomain_matching:
+        from flask_idempotency.web.key_status import route_everywhere  # for the applications that have several hosts
+
+        route_everywhere(app, url, "idempotency_problem", _page_of_problem)
+    else:
+        app.add_url_rule(url, "idempotency_problem", _page_of_problem)
+
+
+def _page_of_problem(code: str, **_: Any) -> Any:
+    from flask_idempotency.web.problem_pages import page_of  # for the people who follow the link of a problem
+
+    return page_of(code)
+
+
+# It belongs into no document of an API. APIFlask lists every other route.
+_page_of_problem._spec = {"hide": True}  # type: ignore[attr-defined]
 
 
 def _observer(observations: Observations | None, guard: Guard) -> Observing:

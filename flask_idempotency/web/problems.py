@@ -14,7 +14,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol, assert_never
 
-from flask import Flask
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
@@ -39,7 +38,6 @@ POLICY_PATH: Final = "/.well-known/idempotency"
 PAGES_PATH: Final = "/.well-known/idempotency/problems/"
 """Where the application serves a page on each problem, unless IDEMPOTENCY_DOCS_URL names another place."""
 
-PAGES_ENDPOINT: Final = "idempotency_problem"
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -702,24 +700,3 @@ def _over_quota(outcome: OverQuota) -> Problem:
 def _whole_seconds(seconds: float) -> int:
     # With 0 a client would retry without a pause for as long as the view runs.
     return max(1, math.ceil(seconds))
-
-
-def serve_pages(app: Flask) -> None:
-    """Serve a page on each problem, on every host and subdomain that the application serves."""
-    url = f"{PAGES_PATH}<code>"
-    if app.url_map.host_matching or app.subdomain_matching:
-        from flask_idempotency.web.key_status import route_everywhere  # for the applications that have several hosts
-
-        route_everywhere(app, url, PAGES_ENDPOINT, _show)
-    else:
-        app.add_url_rule(url, PAGES_ENDPOINT, _show)
-
-
-def _show(code: str, **_: Any) -> Response:
-    from flask_idempotency.web.problem_pages import page_of  # for the people who follow the link of a problem
-
-    return page_of(code)
-
-
-# It belongs into no document of an API. APIFlask lists every other route.
-_show._spec = {"hide": True}  # type: ignore[attr-defined]
