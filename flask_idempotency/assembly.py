@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -22,6 +21,7 @@ from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.offered import KnowsCache, capabilities_of
 from flask_idempotency.engine.tasks import OwnTaskLog
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.security import NO_DATA_KEYS
@@ -70,7 +70,7 @@ class ApplicationDatabase(Protocol):
     def testing(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Services:
     """An engine with its codec, and the optional capabilities of its store."""
 

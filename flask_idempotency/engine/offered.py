@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.activity import ActivityLog
@@ -41,7 +43,7 @@ class KnowsCache(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a store offers beside the `Store` protocol: each is an attribute of the store. None: the store lacks it."""
 

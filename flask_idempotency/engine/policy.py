@@ -6,12 +6,13 @@ Layers merge app → blueprint → nested blueprint → view. The innermost that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import LARGEST_KEPT, OnExpiry
+from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.step_rules import Step, StepRules
@@ -45,7 +46,7 @@ UUID_LENGTH = 36
 """The characters of a key with `key_format="uuid"`."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Policy:
     """Everything that may differ from one endpoint to the next. Durations are seconds."""
 

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 else:
     from dataclasses import dataclass
 
-    def valueclass(*, frozen: bool, slots: bool, repr: bool = True, eq: bool = False) -> Any:
+    def valueclass(
+        *, frozen: bool, slots: bool, repr: bool = True, eq: bool = False, kw_only: bool = False
+    ) -> Any:
         """Make a dataclass that is compared and hashed by its fields. Write `frozen=True, slots=True`, for mypy.
 
         With `eq=True`, its comparison and its hash are compiled too: for a class that each request compares or looks up.
@@ -46,7 +48,7 @@ else:
             raise TypeError("a value class is frozen and has slots")
 
         def made(cls: type) -> type:
-            cls = dataclass(slots=True, repr=False, eq=eq, unsafe_hash=eq)(cls)
+            cls = dataclass(slots=True, repr=False, eq=eq, unsafe_hash=eq, kw_only=kw_only)(cls)
             every = fields(cls)
             values = _values_of([each.name for each in every if each.compare])
             shown = [each.name for each in every if each.repr]

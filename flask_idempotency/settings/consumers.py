@@ -7,11 +7,11 @@ They are the keywords of endpoints that do not need HTTP, with defaults for mess
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.loading import load_values
 from flask_idempotency.settings.options import (
     MIN_LEASE_SECONDS,
@@ -34,7 +34,7 @@ LONGEST_RESULT: Final = 64 * 1024 * 1024
 """Bytes. A codec stores no longer value."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ConsumerPolicy(Policy):
     """Everything that may differ from one inbox or task to the next. Durations are seconds."""
 

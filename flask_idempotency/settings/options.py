@@ -10,7 +10,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -487,7 +486,7 @@ def _timeout(doc: str) -> float | None:
     return _option(None, Option(seconds, NOT_NEGATIVE, allow_none=True), doc, shown="not known")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of one application: frozen, and never shown whole, because they hold secrets.
 

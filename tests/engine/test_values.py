@@ -64,6 +64,12 @@ class Silent:
         return 7
 
 
+@valueclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    owner: str = ""
+    cents: int
+
+
 @valueclass(frozen=True, slots=True, repr=False)
 class Hidden:
     key: str
@@ -124,6 +130,12 @@ def test_it_is_a_dataclass() -> None:
     match payment:
         case Payment(name, cents):
             assert (name, cents) == ("a", 1)
+
+
+def test_fields_may_be_given_by_name_only() -> None:
+    assert Named(cents=2).owner == ""
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        Named("a", cents=2)  # type: ignore[call-arg]
 
 
 def test_it_has_slots_and_can_be_copied() -> None:
