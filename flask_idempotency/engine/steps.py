@@ -92,10 +92,27 @@ class _Record:
     """What goes with the next write that enters a step: it is no step."""
     withdrawn: set[bytes] = field(default_factory=set)
     number: int = 0
+    effects: int = 0
+    """How many of the entries have an effect. Counted as they change: each write tells it, also after a thousand steps."""
+    doubts: int = 0
+    """How many of them are in doubt."""
 
-    @property
-    def in_doubt(self) -> bool:
-        return any(entry.in_doubt for entry in self.entries.values())
+    def put(self, entry: Entry) -> None:
+        """Enter this step, in the place of what is known of it."""
+        self._count(self.entries.get(entry.id), -1)
+        self.entries[entry.id] = entry
+        self._count(entry, 1)
+
+    def drop(self, id: bytes) -> Entry | None:
+        """Take out this step, and return its entry."""
+        entry = self.entries.pop(id, None)
+        self._count(entry, -1)
+        return entry
+
+    def _count(self, entry: Entry | None, by: int) -> None:
+        if entry is not None:
+            self.effects += by * entry.has_effect
+            self.doubts += by * entry.in_doubt
 
 
 class Steps:
@@ -168,7 +185,7 @@ class Steps:
                 journal = self._journals.recall(context.key, context.token, fence=context.fence)
                 for entry in journal.entries:
                     if entry.name[:1] != BESIDE:
-                        record.entries[entry.id] = entry
+                        record.put(entry)
                     elif entry.name == TRY:
                         record.tries += 1
                     else:
@@ -229,17 +246,17 @@ class Steps:
     def has_effects(self) -> bool:
         """Whether an effect is recorded, so that a release pauses the request."""
         with self._lock:
-            return any(entry.has_effect for record in self._records for entry in record.entries.values())
+            return any(record.effects for record in self._records)
 
     @property
     def _has_pure(self) -> bool:
-        return any(entry.effects == "pure" for record in self._records for entry in record.entries.values())
+        return any(record.effects < len(record.entries) for record in self._records)
 
     @property
     def in_doubt(self) -> bool:
         """Whether a plain step has begun, and it is unknown whether it happened."""
         with self._lock:
-            return any(record.in_doubt for record in self._records)
+            return any(record.doubts for record in self._records)
 
     @property
     def unasked(self) -> tuple[str, ...]:
@@ -511,7 +528,7 @@ class Steps:
             record.unsent.pop(id, None)
             if run.early and id in record.entries:
                 # The function has committed a part by itself, and the rest may be rolled back.
-                record.entries[id] = replace(record.entries[id], state=StepState.BEGUN, kept=True)
+                record.put(replace(record.entries[id], state=StepState.BEGUN, kept=True))
 
     def _fail(self, run: StepRun, error: BaseException | None) -> None:
         with self._locked():
@@ -575,7 +592,7 @@ class Steps:
                 took=took,
                 fence=record.context.fence,
             )
-            record.entries[id] = entry
+            record.put(entry)
             record.unsent[id] = _Unsent(entry, run.item, result)
             record.withdrawn.discard(id)
 
@@ -583,7 +600,7 @@ class Steps:
         """Take a step out that did nothing. What an earlier attempt has begun stays: it may have had its effect."""
         for record, id in zip(self._records, run.ids, strict=True):
             record.unsent.pop(id, None)
-            if id not in record.earlier and record.entries.pop(id, None) is not None:
+            if id not in record.earlier and record.drop(id) is not None:
                 record.withdrawn.add(id)
 
     def _send(self, *, every: bool = False) -> None:
@@ -619,8 +636,7 @@ class Steps:
         for each in (*record.unsent.values(), *aside):
             payload = self._sealed(record, each)  # which may find that the result cannot be kept
             enter.append(replace(each.entry, payload=payload))
-        effects = sum(entry.has_effect for entry in record.entries.values())
-        return JournalWrite(record.number, enter, tuple(record.withdrawn), effects, record.in_doubt)
+        return JournalWrite(record.number, enter, tuple(record.withdrawn), record.effects, record.doubts > 0)
 
     def _sealed(self, record: _Record, unsent: _Unsent) -> StoredPayload:
         if unsent.payload is None:
@@ -643,7 +659,7 @@ class Steps:
         for id, unsent in record.unsent.items():
             if id in record.earlier and unsent.payload is not None:
                 # The view may ask for it yet: see `_reconcile`.
-                record.entries[id] = replace(unsent.entry, payload=unsent.payload)
+                record.put(replace(unsent.entry, payload=unsent.payload))
         record.unsent.clear()
         record.withdrawn.clear()
 
@@ -678,7 +694,7 @@ class Steps:
                     # Arguments are not compared there: their digest is keyed for one record.
                     digest = b"" if known is None else known.digest
                     copy = replace(entry, id=id, digest=digest, payload=None, fence=other.context.fence)
-                    other.entries[id] = copy
+                    other.put(copy)
                     other.unsent[id] = _Unsent(copy, item, result)
                     other.earlier |= {id}
 
