@@ -159,6 +159,9 @@ class Row(NamedTuple):
         )
 
 
+_RESPONSE: Final = Row._fields.index("response")
+
+
 def row_of(columns: Sequence[Any]) -> Row:
     """Return these columns as a row.
 
@@ -214,7 +217,7 @@ def readable(rows: Iterable[Any], decode: Callable[[Any], RowT]) -> list[RowT]:
 
 def completed_row(columns: Any, response: bytes) -> Row:
     """Return the row that `completion.complete` with `tells` has written, with this response."""
-    return row_of(Row(response=response, **columns._asdict()))
+    return row_of((*columns[:_RESPONSE], response, *columns[_RESPONSE:]))
 
 
 def check_standing(row: Any) -> None:

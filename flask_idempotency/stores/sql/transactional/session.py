@@ -51,7 +51,12 @@ from flask_idempotency.stores.sql.transactional.listeners import (
     watch,
 )
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
-from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, refuse_autocommit, undo
+from flask_idempotency.stores.sql.transactional.transaction import (
+    SessionTransaction,
+    is_unsaved,
+    refuse_autocommit,
+    undo,
+)
 
 SHORTEST_SECONDS: Final = 0.001
 """Lease of a renewal that only waits for a lock. It does not shorten the lease."""
@@ -129,7 +134,7 @@ class SessionTransactions:
         if connection.dialect.name == SQLITE:
             if not is_reading(connection):
                 return None
-            if has_written(connection) or session.new or session.dirty or session.deleted:
+            if has_written(connection) or is_unsaved(session):
                 return "on SQLite the claim cannot be written beside it"
             if session.in_nested_transaction():
                 return "on SQLite it cannot write any more once the claim is written"
@@ -193,7 +198,7 @@ class SessionTransactions:
         session: Session = sessions()
         self._refuse_nested_view(session)
         begun = session.in_transaction()
-        if session.new or session.dirty or session.deleted or (begun and self.has_written(self.connection(session))):
+        if is_unsaved(session) or (begun and self.has_written(self.connection(session))):
             raise ConfigurationError(
                 "db.session has writes that do not belong to this transactional step. Write them in the step, or commit them "
                 "before it."
@@ -344,7 +349,7 @@ class SessionTransactions:
         }
         # What the view's own commit is about to flush. Where this session writes, it says by the mapper.
         dirty = (each for each in session.dirty if session.is_modified(each))
-        for changed in (*session.new, *dirty, *session.deleted):
+        for changed in (*session.new, *dirty, *session.deleted) if is_unsaved(session) else ():
             bind = session.get_bind(object_mapper(changed))
             if not self.is_base(bind.engine):
                 written.add(self._bind_of(bind.engine))
@@ -367,7 +372,7 @@ class SessionTransactions:
         if not sessions.registry.has():
             return False
         session: Session = sessions()
-        return bool(session.new or session.dirty or session.deleted)
+        return is_unsaved(session)
 
     def session(self) -> Session:
         """Return the session that views of this context write with."""

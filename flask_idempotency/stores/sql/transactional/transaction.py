@@ -269,7 +269,7 @@ class SessionTransaction:
     def has_written(self) -> bool:
         try:
             session = self._records.session()
-            if session.new or session.dirty or session.deleted:
+            if is_unsaved(session):
                 return True
             if not session.in_transaction():
                 return False
@@ -319,7 +319,7 @@ class SessionTransaction:
             return
         connection = self._records.connection(session)
         self._records.refuse_other_databases(session)
-        if session.new or session.dirty or session.deleted or self._records.has_written(connection):
+        if is_unsaved(session) or self._records.has_written(connection):
             self._mark(connection)
             self._committing = session
 
@@ -427,6 +427,11 @@ def refuse_autocommit(connection: Connection) -> None:
             "db.session commits each statement by itself (isolation level AUTOCOMMIT), so its rows cannot be committed "
             "together with a record. Use another isolation level, or another value of effects than transactional."
         )
+
+
+def is_unsaved(session: Session) -> bool:
+    """Return True if this session has objects to write. Its `new`, `dirty` and `deleted` would build a set each."""
+    return not session._is_clean()
 
 
 def undo(session: Session) -> None:
