@@ -338,7 +338,7 @@ def replay(
         raise CorruptRecord(f"the stored status {status} is no final status: those are 200 to 599")
     if stored.body and status in _BODILESS:
         raise CorruptRecord(f"the stored response has a body, and its status {status} allows none")
-    pairs = _kept(stored.metadata, _fields_of(tuple(map(_name, stored.metadata)), policy.keep_headers))
+    pairs = kept_headers(stored.metadata, policy)
     line = f"{status} {stored.reason}" if stored.reason else _standard_line(status)
     if stored.kept or status in _BODILESS:
         return build(response_class, stored.body, line, _marked(pairs, policy))

@@ -23,8 +23,8 @@ from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LO
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import TOKEN_BYTES, StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
-from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.encoding import duration
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 
 TOKEN_MS: Final = 600_000
@@ -91,7 +91,7 @@ class RedisObservations:
     def observe(
         self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
     ) -> Observed:
-        facts = token, fingerprint, microseconds(lease), microseconds(keep), int(hold_lapsed)
+        facts = token, fingerprint, duration(lease), duration(keep), b"1" if hold_lapsed else b"0"
         found = self._server.run(scripts.OBSERVE, (layout.observation(key),), *facts)
         if found == b"CORRUPT":
             raise corrupt()
@@ -99,10 +99,10 @@ class RedisObservations:
         return Observed(Sighting(sighting.decode()), ago / 1_000_000)
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        self._server.run(scripts.OBSERVATION_RENEW, (layout.observation(key),), token, microseconds(lease))
+        self._server.run(scripts.OBSERVATION_RENEW, (layout.observation(key),), token, duration(lease))
 
     def end(self, key: StorageKey, token: bytes, ending: Ending, *, keep: float) -> None:
-        facts = token, ending.value.encode(), microseconds(keep)
+        facts = token, ending.value.encode(), duration(keep)
         self._server.run(scripts.OBSERVATION_END, (layout.observation(key),), *facts)
 
 
