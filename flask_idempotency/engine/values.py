@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 else:
     from dataclasses import dataclass
 
-    def valueclass(
-        *, frozen: bool, slots: bool, repr: bool = True, eq: bool = False, kw_only: bool = False
-    ) -> Any:
+    def valueclass(*, frozen: bool, slots: bool, repr: bool = True, eq: bool = False, kw_only: bool = False) -> Any:
         """Make a dataclass that is compared and hashed by its fields. Write `frozen=True, slots=True`, for mypy.
 
         With `eq=True`, its comparison and its hash are compiled too: for a class that each request compares or looks up.

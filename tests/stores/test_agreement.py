@@ -18,8 +18,7 @@ from flask_idempotency.engine.model import ERASED, Grant, OnExpiry, Record, Stat
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.journalling import JournallingStore
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, walked
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, CapableStore, a_key, a_request, walked
 from tests.backends import BACKENDS
 from tests.lab.programs import REDIS_KINDS
 from tests.sql_backends import maria_database, sql_databases, sql_stores
@@ -39,7 +38,7 @@ CALLS: Final = 60
 EFFECTS: Final[tuple[Effects, ...]] = ("plain", "plain", "deduplicated", "transactional", "pure")
 
 
-class Counting(JournallingStore, Protocol):
+class Counting(CapableStore, Protocol):
     """A store that counts what its tenants use."""
 
     @property

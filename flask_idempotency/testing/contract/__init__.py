@@ -38,8 +38,8 @@ from flask_idempotency.testing.contract.remembering import RemembersContract
 from flask_idempotency.testing.contract.resolution import ForceReleasing, Resolving
 from flask_idempotency.testing.contract.settling import MarkingCorrupt, Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
+from flask_idempotency.testing.contract.support import Contract
 from flask_idempotency.testing.contract.voiding import VoidContract
-from flask_idempotency.testing.doubles import FrozenClock
 
 __all__ = [
     "ActivityContract",
@@ -60,34 +60,28 @@ __all__ = [
 
 
 class StoreContract(
-    Claiming, Ownership, Settling, LeaseExpiry, Retention, Fencing, Racing, MarkingCorrupt, Cancelling, Modelled
+    Contract,
+    Claiming,
+    Ownership,
+    Settling,
+    LeaseExpiry,
+    Retention,
+    Fencing,
+    Racing,
+    MarkingCorrupt,
+    Cancelling,
+    Modelled,
 ):
     """The contract of `flask_idempotency.engine.store.Store`. Override `store`."""
 
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
 
-
-class LedgerContract(Counting, Limiting, Recounted):
+class LedgerContract(Contract, Counting, Limiting, Recounted):
     """The contract of `flask_idempotency.engine.capabilities.Ledger`, and of claims with a quota. Override `store`."""
 
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
 
-
-class RecoveryContract(Reaping, ResolverQueue, Resolving, ForceReleasing, Listing):
+class RecoveryContract(Contract, Reaping, ResolverQueue, Resolving, ForceReleasing, Listing):
     """The contract of `flask_idempotency.engine.capabilities.Recovery`. Override `store`."""
 
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
 
-
-class SettledContract(SettledLedger, SettledSecrets):
+class SettledContract(Contract, SettledLedger, SettledSecrets):
     """The contract of `Recovery` for a store that also has quotas and data keys. Override `store`."""
-
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
@@ -38,7 +38,9 @@ from flask_idempotency.testing.contract.support import (
     for_each,
     found,
     granted,
+    lost,
     near,
+    placed,
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
@@ -139,16 +141,14 @@ class Claiming:
 
     def test_a_taken_key_is_in_flight(self, store: Store, clock: FrozenClock) -> None:
         """The duplicate gets the seconds that are left of the worker's lease."""
-        key = a_key()
-        stand(store, clock, key, "in flight")
+        key, _ = placed(store, clock, "in flight")
         clock.advance(12)
 
         assert InFlight(near(LEASE - 12)) == store.claim(a_request(key), token=a_token(), lease=600)
 
     def test_a_completed_key_is_replayed(self, store: Store, clock: FrozenClock) -> None:
         """The outcome holds the same record as `read`."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
 
         outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -156,8 +156,7 @@ class Claiming:
 
     def test_a_quarantined_key_is_unknown(self, store: Store, clock: FrozenClock) -> None:
         """The outcome gives the reason."""
-        key = a_key()
-        stand(store, clock, key, "quarantined")
+        key, _ = placed(store, clock, "quarantined")
 
         assert Unknown("view-crashed") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -170,8 +169,7 @@ class Claiming:
         A refused duplicate leaves no trace, and a third caller is refused like the second. Stores have deleted the
         owner's record on behalf of a caller that they had just turned away.
         """
-        key = a_key()
-        stand(store, clock, key, standing)
+        key, _ = placed(store, clock, standing)
         before = found(store, key)
         ask = a_request(
             key, fingerprint=fingerprint, on_expiry=OnExpiry.TAKEOVER, about=RequestInfo(principal="mallory")
@@ -187,8 +185,7 @@ class Claiming:
     @for_each("standing", REFUSING)
     def test_a_refused_token_owns_nothing(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
         """A refused claim does not turn into a granted one when it is repeated."""
-        key = a_key()
-        stand(store, clock, key, standing)
+        key, _ = placed(store, clock, standing)
         refused = a_token()
         first = store.claim(a_request(key), token=refused, lease=LEASE)
 
@@ -246,8 +243,7 @@ class Claiming:
         self, store: Store, clock: FrozenClock, standing: Standing
     ) -> None:
         """It may be anyone's. It keeps others out and is replayed as before, but no claim takes it over."""
-        key = a_key()
-        stand(store, clock, key, standing)
+        key, _ = placed(store, clock, standing)
         before = found(store, key)
         ask = a_request(
             key,
@@ -434,8 +430,7 @@ class Ownership:
         stand(store, clock, key, standing)
         before = found(store, key)
 
-        with pytest.raises(LeaseLost):
-            write(store, key, stale)
+        assert lost(lambda: write(store, key, stale))
 
         assert before == found(store, key)
 
@@ -447,20 +442,17 @@ class Ownership:
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
         before = found(store, key)
 
-        with pytest.raises(LeaseLost):
-            write(store, key, slow)
+        assert lost(lambda: write(store, key, slow))
 
         assert before == found(store, key)
 
     @every_write
     def test_a_token_that_never_owned_changes_nothing(self, store: Store, clock: FrozenClock, write: Write) -> None:
         """Not even on a record whose lease is over: it must be claimed first."""
-        key = a_key()
-        stand(store, clock, key, "lapsed, takeover")
+        key, _ = placed(store, clock, "lapsed, takeover")
         before = found(store, key)
 
-        with pytest.raises(LeaseLost):
-            write(store, key, a_token())
+        assert lost(lambda: write(store, key, a_token()))
 
         assert before == found(store, key)
 
@@ -473,8 +465,7 @@ class Ownership:
         former = stand(store, clock, key, "in flight")
         store.release(key, former)
 
-        with pytest.raises(LeaseLost):
-            write(store, key, former)
+        assert lost(lambda: write(store, key, former))
 
         assert store.read(key) is None
 
@@ -493,8 +484,7 @@ class Ownership:
         store.release(key, second)
         granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=third, lease=LEASE))
 
-        with pytest.raises(LeaseLost):
-            write(store, key, first)
+        assert lost(lambda: write(store, key, first))
         store.complete(key, third, PAYLOAD, keep=KEEP)
 
         outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -509,7 +499,6 @@ class Ownership:
         granted(store.claim(a_request(key), token=fast, lease=LEASE))
         store.complete(key, fast, PAYLOAD, keep=KEEP)
 
-        with pytest.raises(LeaseLost):
-            store.complete(key, slow, OTHER_PAYLOAD, keep=KEEP)
+        assert lost(lambda: store.complete(key, slow, OTHER_PAYLOAD, keep=KEEP))
 
         assert (found(store, key).state, found(store, key).payload) == (State.COMPLETED, PAYLOAD)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Protocol
 
 import pytest
 from hypothesis.stateful import rule
 
-from flask_idempotency.engine.capabilities import DataKey, DataKeys, SeenRecord
-from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost
+from flask_idempotency.engine.capabilities import DataKey, SeenRecord
+from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, OnExpiry, Record, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Usage
-from flask_idempotency.engine.store import Store
-from flask_idempotency.testing.contract.quota import EXTRA, LedgerStore, Tenant
+from flask_idempotency.testing.contract.quota import EXTRA, Tenant
 from flask_idempotency.testing.contract.stress import (
     RECOUNT_EXAMPLES,
     RECOUNT_STEPS,
@@ -31,14 +29,17 @@ from flask_idempotency.testing.contract.support import (
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
-    RecoveryStore,
+    CapableStore,
+    Contract,
     a_key,
     a_request,
     a_token,
     for_each,
     found,
     granted,
+    lost,
     near,
+    placed,
     seen,
     stand,
     stood,
@@ -49,44 +50,33 @@ WRAPPED = bytes(range(256))
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
 
 
-class DataKeyStore(Store, Protocol):
-    """A store that keeps data keys."""
-
-    @property
-    def data_keys(self) -> DataKeys: ...
-
-
-def add(store: DataKeyStore, tid: bytes, number: int = 1, kid: str = "2026-11") -> bool:
+def add(store: CapableStore, tid: bytes, number: int = 1, kid: str = "2026-11") -> bool:
     shelf = store.data_keys.read_keys(tid)
     return store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=shelf.store, after=shelf.last)
 
 
-def complete(store: DataKeyStore, key: StorageKey, payload: StoredPayload = SEALED) -> None:
+def complete(store: CapableStore, key: StorageKey, payload: StoredPayload = SEALED) -> None:
     token = a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, payload, keep=KEEP)
 
 
-def replayed(store: DataKeyStore, key: StorageKey) -> Record:
+def replayed(store: CapableStore, key: StorageKey) -> Record:
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
     assert isinstance(outcome, Record)
     return outcome
 
 
-class DataKeysContract:
+class DataKeysContract(Contract):
     """The contract of `flask_idempotency.engine.capabilities.DataKeys`. Override `store`."""
 
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
-
-    def test_a_tenant_begins_without_keys(self, store: DataKeyStore) -> None:
+    def test_a_tenant_begins_without_keys(self, store: CapableStore) -> None:
         """No number was used."""
         shelf = store.data_keys.read_keys(a_key().tid)
 
         assert (shelf.keys, shelf.last) == ((), 0)
 
-    def test_a_data_key_is_returned_unchanged(self, store: DataKeyStore) -> None:
+    def test_a_data_key_is_returned_unchanged(self, store: CapableStore) -> None:
         """All bytes of it, and only for its tenant."""
         tid, other = a_key().tid, a_key().tid
 
@@ -97,14 +87,14 @@ class DataKeysContract:
         )
         assert store.data_keys.read_keys(other).keys == ()
 
-    def test_numbers_rise(self, store: DataKeyStore) -> None:
+    def test_numbers_rise(self, store: CapableStore) -> None:
         """The store never reuses a number, with one worker or many."""
         tid = a_key().tid
 
         assert [add(store, tid, number) for number in (0, 7, 7, 6, 2**30)] == [False, True, False, False, True]
         assert [key.number for key in store.data_keys.read_keys(tid).keys] == [7, 2**30]
 
-    def test_who_has_not_seen_the_last_key_adds_none(self, store: DataKeyStore) -> None:
+    def test_who_has_not_seen_the_last_key_adds_none(self, store: CapableStore) -> None:
         """Another process was faster, and its key may serve."""
         tid = a_key().tid
         seen = store.data_keys.read_keys(tid)
@@ -113,7 +103,7 @@ class DataKeysContract:
         assert not store.data_keys.add(tid, DataKey(9, "2026-11", WRAPPED), store=seen.store, after=seen.last)
         assert store.data_keys.add(tid, DataKey(9, "2026-11", WRAPPED), store=seen.store, after=7)
 
-    def test_of_several_who_add_the_same_number_one_does(self, store: DataKeyStore) -> None:
+    def test_of_several_who_add_the_same_number_one_does(self, store: CapableStore) -> None:
         """The others look again, and find the key that is there."""
         tid, start, added = a_key().tid, threading.Barrier(6), list[bool]()
 
@@ -129,7 +119,7 @@ class DataKeysContract:
 
         assert ([each for each in added if each], len(store.data_keys.read_keys(tid).keys)) == ([True], 1)
 
-    def test_the_store_has_an_id_that_does_not_change(self, store: DataKeyStore) -> None:
+    def test_the_store_has_an_id_that_does_not_change(self, store: CapableStore) -> None:
         """What was wrapped for this store cannot be unwrapped for another; and a key for another is not added here."""
         tid = a_key().tid
         add(store, tid)
@@ -138,7 +128,7 @@ class DataKeysContract:
         assert (shelf.store, True) == (store.data_keys.read_keys(tid).store, len(shelf.store) >= 8)
         assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x", after=1)
 
-    def test_a_closed_key_opens_and_seals_no_more(self, store: DataKeyStore, clock: FrozenClock) -> None:
+    def test_a_closed_key_opens_and_seals_no_more(self, store: CapableStore, clock: FrozenClock) -> None:
         """The store returns the time of the change, and the worker seals with another key."""
         key, token = a_key(), a_token()
         add(store, key.tid), add(store, key.tid, 2)
@@ -155,7 +145,7 @@ class DataKeysContract:
         assert (1, near(10), WRAPPED) == (closed.number, closed.closed_for, closed.wrapped)
         store.complete(key, token, replace(PAYLOAD, sealed_by=SealedBy("2026-11", 2)), keep=KEEP)
 
-    def test_keys_under_other_keys_of_the_ring_are_found(self, store: DataKeyStore, clock: FrozenClock) -> None:
+    def test_keys_under_other_keys_of_the_ring_are_found(self, store: CapableStore, clock: FrozenClock) -> None:
         """With their tenants, closed or not, so that they can be closed and retired."""
         tid, other, kid = a_key().tid, a_key().tid, a_token().hex()
         add(store, tid, 1, "2025-11"), add(store, tid, 2, kid), add(store, other, 1, "2025-11")
@@ -167,7 +157,7 @@ class DataKeysContract:
         assert (1, near(5)) == (found_here[other].number, found_here[other].closed_for)
         assert [key.number for tenant, key in store.data_keys.wrapped_by_other("2025-11") if tenant == tid] == [2]
 
-    def test_some_keys_under_a_key_of_the_ring_are_found(self, store: DataKeyStore) -> None:
+    def test_some_keys_under_a_key_of_the_ring_are_found(self, store: CapableStore) -> None:
         """So that an operator learns whether the ring opens them."""
         tids, kid = [a_key().tid for _ in range(3)], a_token().hex()
         for tid in tids:
@@ -179,7 +169,7 @@ class DataKeysContract:
         assert (len(some), {*some} <= {*every}) == (2, True)
         assert list(store.data_keys.sample(a_token().hex(), limit=9)) == []
 
-    def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, store: DataKeyStore) -> None:
+    def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, store: CapableStore) -> None:
         """Harmless when repeated, and for a number that never was. One that may still seal is not retired."""
         tid = a_key().tid
         add(store, tid)
@@ -192,7 +182,7 @@ class DataKeysContract:
         assert (store.data_keys.read_keys(tid).keys, store.data_keys.read_keys(tid).last) == ((), 1)
         assert [add(store, tid, number) for number in (1, 2)] == [False, True]
 
-    def test_an_answer_is_stored_while_its_data_key_is_there(self, store: DataKeyStore) -> None:
+    def test_an_answer_is_stored_while_its_data_key_is_there(self, store: CapableStore) -> None:
         """With the id and number of the key that opens it."""
         key = a_key()
         add(store, key.tid)
@@ -200,7 +190,7 @@ class DataKeysContract:
 
         assert (replayed(store, key).payload, replayed(store, key).erased) == (SEALED, False)
 
-    def test_a_response_without_its_data_key_is_not_stored(self, store: DataKeyStore) -> None:
+    def test_a_response_without_its_data_key_is_not_stored(self, store: CapableStore) -> None:
         """After a data loss, no key could open the response. The worker seals it again under a new key."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -213,7 +203,7 @@ class DataKeysContract:
         store.complete(key, token, SEALED, keep=KEEP)
         assert replayed(store, key).payload == SEALED
 
-    def test_a_completion_that_is_repeated_after_its_key_has_gone_is_done(self, store: DataKeyStore) -> None:
+    def test_a_completion_that_is_repeated_after_its_key_has_gone_is_done(self, store: CapableStore) -> None:
         """The first response stays, and its owner must not store it again."""
         key, token = a_key(), a_token()
         add(store, key.tid)
@@ -225,7 +215,7 @@ class DataKeysContract:
 
         assert found(store, key).payload == SEALED
 
-    def test_destroyed_keys_are_gone_and_their_numbers_too(self, store: DataKeyStore) -> None:
+    def test_destroyed_keys_are_gone_and_their_numbers_too(self, store: CapableStore) -> None:
         """The call returns how many there were. A second call returns 0."""
         tid = a_key().tid
         add(store, tid), add(store, tid, 2)
@@ -235,7 +225,7 @@ class DataKeysContract:
 
     @for_each("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
     def test_responses_of_an_erased_tenant_are_reported_as_erased(
-        self, store: DataKeyStore, clock: FrozenClock, payload: StoredPayload
+        self, store: CapableStore, clock: FrozenClock, payload: StoredPayload
     ) -> None:
         """Every response of the tenant is erased from now on, plain ones too; those of other tenants stay."""
         key, other = a_key(), a_key()
@@ -247,7 +237,7 @@ class DataKeysContract:
         assert (replayed(store, key).erased, found(store, key).erased) == (True, True)
         assert (replayed(store, other).erased, found(store, other).erased) == (False, False)
 
-    def test_an_erased_answer_lives_as_long_as_it_would_have(self, store: DataKeyStore, clock: FrozenClock) -> None:
+    def test_an_erased_answer_lives_as_long_as_it_would_have(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its key never runs again until then, and is free afterwards."""
         key = a_key()
         add(store, key.tid)
@@ -261,7 +251,7 @@ class DataKeysContract:
 
     @for_each("standing", ("in flight", "quarantined", "lapsed, takeover"))
     def test_a_late_worker_cannot_bring_back_an_erased_tenant(
-        self, store: DataKeyStore, clock: FrozenClock, standing: str
+        self, store: CapableStore, clock: FrozenClock, standing: str
     ) -> None:
         """Neither the old key nor a new one seals it. The record may still show that the request completed."""
         key = a_key()
@@ -278,7 +268,7 @@ class DataKeysContract:
 
         assert State.COMPLETED is found(store, key).state
 
-    def test_an_erased_tenant_may_come_back(self, store: DataKeyStore, clock: FrozenClock) -> None:
+    def test_an_erased_tenant_may_come_back(self, store: CapableStore, clock: FrozenClock) -> None:
         """With keys and responses that were not used before."""
         key, tid = a_key(), a_key().tid
         add(store, tid)
@@ -291,16 +281,13 @@ class DataKeysContract:
 
         assert (payload, False) == (replayed(store, key).payload, replayed(store, key).erased)
 
-    def test_a_lost_lease_precedes_any_key_error(self, store: DataKeyStore, clock: FrozenClock) -> None:
+    def test_a_lost_lease_precedes_any_key_error(self, store: CapableStore, clock: FrozenClock) -> None:
         """Another token, or an absent record: sealing again would not help."""
-        key = a_key()
-        stand(store, clock, key, "in flight")
-        with pytest.raises(LeaseLost):
-            store.complete(key, a_token(), SEALED, keep=KEEP)
-        with pytest.raises(LeaseLost):
-            store.complete(a_key(), a_token(), SEALED, keep=KEEP)
+        key, _ = placed(store, clock, "in flight")
+        assert lost(lambda: store.complete(key, a_token(), SEALED, keep=KEEP))
+        assert lost(lambda: store.complete(a_key(), a_token(), SEALED, keep=KEEP))
 
-    def test_data_keys_are_counted_by_the_key_of_the_ring(self, store: DataKeyStore) -> None:
+    def test_data_keys_are_counted_by_the_key_of_the_ring(self, store: CapableStore) -> None:
         """This count tells an operator when a key of the ring may go."""
         tid, kid = a_key().tid, a_token().hex()
         add(store, tid, 1, kid), add(store, tid, 2, kid)
@@ -315,24 +302,20 @@ class DataKeysContract:
 # What others than owners do to records is counted, and is sealed with keys that are there.
 
 
-class SystemStore(RecoveryStore, DataKeyStore, LedgerStore, Protocol):
-    """A store that has quotas, data keys and recovery."""
-
-
 class SettledLedger:
     """The ledger is right after `quarantine_expired`, `resolve` and `force_release`."""
 
     @pytest.fixture
-    def tenant(self, store: SystemStore) -> Tenant:
+    def tenant(self, store: CapableStore) -> Tenant:
         return Tenant(store)
 
-    def lapsed(self, tenant: Tenant, store: SystemStore, clock: FrozenClock) -> SeenRecord:
+    def lapsed(self, tenant: Tenant, store: CapableStore, clock: FrozenClock) -> SeenRecord:
         key, _ = tenant.claim()
         clock.advance(LEASE)
         return seen(store, key)
 
     def test_a_quarantine_by_a_janitor_changes_no_count(
-        self, tenant: Tenant, store: SystemStore, clock: FrozenClock
+        self, tenant: Tenant, store: CapableStore, clock: FrozenClock
     ) -> None:
         """The place in flight was free when the lease ended; the record is there as before."""
         lapsed = self.lapsed(tenant, store, clock)
@@ -342,7 +325,7 @@ class SettledLedger:
         assert (Usage(1, 0, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     def test_a_resolved_response_is_counted_as_its_owners(
-        self, tenant: Tenant, store: SystemStore, clock: FrozenClock
+        self, tenant: Tenant, store: CapableStore, clock: FrozenClock
     ) -> None:
         """With its bytes, once, from now to its expiry; and it lives a little longer."""
         lapsed = self.lapsed(tenant, store, clock)
@@ -357,7 +340,7 @@ class SettledLedger:
         clock.advance(remaining + 0.01)
         assert (Usage(), None) == (tenant.usage, store.read(lapsed.key))
 
-    def test_an_answer_in_the_place_of_a_condemned_one_is_counted(self, tenant: Tenant, store: SystemStore) -> None:
+    def test_an_answer_in_the_place_of_a_condemned_one_is_counted(self, tenant: Tenant, store: CapableStore) -> None:
         """By its own bytes; those of the other were not counted any more."""
         key = tenant.complete()
         store.mark_corrupt(key, PAYLOAD)
@@ -367,7 +350,7 @@ class SettledLedger:
         assert (Usage(1, OTHER_PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     @for_each("standing", (*STANDINGS, "condemned"))
-    def test_who_is_freed_is_counted_no_more(self, store: SystemStore, clock: FrozenClock, standing: str) -> None:
+    def test_who_is_freed_is_counted_no_more(self, store: CapableStore, clock: FrozenClock, standing: str) -> None:
         """Its record, its bytes and its place in flight are subtracted once."""
         tenant = Tenant(store)
         tenant.complete()
@@ -387,7 +370,7 @@ class SettledLedger:
         assert [store.recovery.force_release(stood_so) for _ in range(2)] == [True, False]
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
-    def test_who_is_refused_counts_nothing(self, tenant: Tenant, store: SystemStore, clock: FrozenClock) -> None:
+    def test_who_is_refused_counts_nothing(self, tenant: Tenant, store: CapableStore, clock: FrozenClock) -> None:
         """A repeated call does not either."""
         key, token = tenant.claim()
         before = seen(store, key)
@@ -399,7 +382,7 @@ class SettledLedger:
         assert not store.recovery.resolve(before, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert (usage, Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
-    def test_who_is_not_counted_stays_so(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_who_is_not_counted_stays_so(self, store: CapableStore, clock: FrozenClock) -> None:
         """No count is negative, and the response's expiry is not rounded."""
         tenant = Tenant(store, quota=None)
         lapsed, freed = self.lapsed(tenant, store, clock), self.lapsed(tenant, store, clock)
@@ -411,23 +394,18 @@ class SettledLedger:
         assert found(store, lapsed.key).remaining == pytest.approx(KEEP, abs=0.002)
 
     def test_after_any_sequence_of_settlements_the_ledger_is_a_recount(
-        self, store: SystemStore, clock: FrozenClock
+        self, store: CapableStore, clock: FrozenClock
     ) -> None:
         """In any order, by any worker, with a recent or an old view of the record."""
-
-        class ThisSettledMachine(SettledMachine):
-            def __init__(self) -> None:
-                super().__init__(store, clock)
-
-        run(ThisSettledMachine, examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)
+        run(lambda: SettledMachine(store, clock), examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)
 
 
 class SettledMachine(LedgerMachine):
     """Make random calls, in which janitors and operators act on records that they read long ago."""
 
-    store: SystemStore
+    store: CapableStore
 
-    def __init__(self, store: SystemStore, clock: FrozenClock) -> None:
+    def __init__(self, store: CapableStore, clock: FrozenClock) -> None:
         super().__init__(store, clock)
         self.seen: dict[StorageKey, SeenRecord] = {}
 
@@ -457,7 +435,7 @@ class SettledSecrets:
     """`resolve` stores no response that no key opens, and none of an erased tenant."""
 
     def test_an_answer_by_another_is_sealed_with_a_key_that_is_there(
-        self, store: SystemStore, clock: FrozenClock
+        self, store: CapableStore, clock: FrozenClock
     ) -> None:
         """Otherwise the store keeps the record unchanged."""
         held, _ = stood(store, clock, "quarantined")
@@ -467,7 +445,7 @@ class SettledSecrets:
         assert store.recovery.resolve(held, token=a_token(), payload=SEALED, keep=KEEP)
         assert (found(store, held.key).payload, found(store, held.key).erased) == (SEALED, False)
 
-    def test_a_closed_key_seals_nothing_by_another_either(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_a_closed_key_seals_nothing_by_another_either(self, store: CapableStore, clock: FrozenClock) -> None:
         """An operator is about to delete it."""
         held, _ = stood(store, clock, "quarantined")
         add(store, held.key.tid), add(store, held.key.tid, 2)
@@ -477,7 +455,7 @@ class SettledSecrets:
         other = replace(SEALED, sealed_by=SealedBy("2026-11", 2))
         assert store.recovery.resolve(held, token=a_token(), payload=other, keep=KEEP)
 
-    def test_no_write_restores_an_erased_tenant(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_no_write_restores_an_erased_tenant(self, store: CapableStore, clock: FrozenClock) -> None:
         """Neither the old key nor a new one seals it. The record may show that the request completed."""
         held, _ = stood(store, clock, "quarantined")
         key = held.key
@@ -494,7 +472,7 @@ class SettledSecrets:
         assert State.COMPLETED is found(store, key).state
 
     def test_a_repeated_resolution_succeeds_after_its_key_was_deleted(
-        self, store: SystemStore, clock: FrozenClock
+        self, store: CapableStore, clock: FrozenClock
     ) -> None:
         """What was stored first stays."""
         held, _ = stood(store, clock, "quarantined")
@@ -507,14 +485,16 @@ class SettledSecrets:
         assert store.recovery.resolve(held, token=token, payload=SEALED, keep=KEEP)
         assert found(store, held.key).payload == SEALED
 
-    def test_a_later_resolver_gets_not_first_before_any_key_error(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_a_later_resolver_gets_not_first_before_any_key_error(
+        self, store: CapableStore, clock: FrozenClock
+    ) -> None:
         """Sealing again would not help."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
 
         assert not store.recovery.resolve(held, token=a_token(), payload=SEALED, keep=KEEP)
 
-    def refused(self, store: SystemStore, held: SeenRecord, payload: StoredPayload, *, erased: bool) -> None:
+    def refused(self, store: CapableStore, held: SeenRecord, payload: StoredPayload, *, erased: bool) -> None:
         with pytest.raises(DataKeyMissing) as why:
             store.recovery.resolve(held, token=a_token(), payload=payload, keep=KEEP)
         assert erased is why.value.erased

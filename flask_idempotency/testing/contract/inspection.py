@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Answer, DataKey, Responses
+from flask_idempotency.engine.capabilities import Answer, DataKey
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, SealedBy, State, StoredPayload
 from flask_idempotency.engine.store import Store
-from flask_idempotency.testing.contract.encryption import DataKeyStore
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
-    RecoveryStore,
+    CapableStore,
+    Contract,
     Standing,
     a_key,
     a_request,
@@ -53,7 +51,7 @@ class Listing:
 
     @for_each("standing", STANDINGS)
     def test_a_record_is_met_in_its_state_alone(
-        self, store: RecoveryStore, clock: FrozenClock, standing: Standing
+        self, store: CapableStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """With its key and its record. A list may leave out the bytes of the response."""
         stood_so, _ = stood(store, clock, standing)
@@ -63,7 +61,7 @@ class Listing:
             met = {k: outline(r) for k, r in walked(store, state, tid=key.tid).items()}
             assert ({key: record} if state is STATES[standing] else {}) == met
 
-    def test_the_condemned_are_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_the_condemned_are_quarantined(self, store: CapableStore, clock: FrozenClock) -> None:
         """Also if an operator or a resolver completed it."""
         damaged, _ = condemned(store, clock)
         assert [damaged.key] == list(walked(store, State.QUARANTINED, tid=damaged.key.tid))
@@ -74,7 +72,7 @@ class Listing:
 
     @for_each("state", list(State))
     @for_each("limit", (1, 3, 1000))
-    def test_every_record_is_met(self, store: RecoveryStore, clock: FrozenClock, state: State, limit: int) -> None:
+    def test_every_record_is_met(self, store: CapableStore, clock: FrozenClock, state: State, limit: int) -> None:
         """However long the sheets are, of this tenant and of no other; without a tenant, of all."""
         standings: dict[State, Standing] = {
             State.PROCESSING: "in flight",
@@ -89,7 +87,7 @@ class Listing:
         assert keys == walked(store, state, limit=limit, tid=tid).keys()
         assert {*keys, other} <= walked(store, state).keys()
 
-    def test_what_is_there_throughout_is_met(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_what_is_there_throughout_is_met(self, store: CapableStore, clock: FrozenClock) -> None:
         """While others leave, and more come."""
         tid = a_key().tid
         owners = {a_key(tid=tid): a_token() for _ in range(12)}
@@ -107,7 +105,7 @@ class Listing:
 
         assert set(list(owners)[1::2]) <= met <= owners.keys()
 
-    def test_expired_responses_are_left_out(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_expired_responses_are_left_out(self, store: CapableStore, clock: FrozenClock) -> None:
         """Whether or not they have been removed."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP - 0.125)
@@ -116,7 +114,7 @@ class Listing:
 
         assert walked(store, State.COMPLETED, tid=answered.key.tid) == {}
 
-    def test_what_is_not_completed_is_counted(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_what_is_not_completed_is_counted(self, store: CapableStore, clock: FrozenClock) -> None:
         """As it comes, changes, and goes."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         counts = store.recovery.counts()
@@ -140,7 +138,7 @@ class Listing:
         assert (counts.in_flight, counts.lapsed - 1) == (now.in_flight, now.lapsed)
         assert counts.quarantined + 1 == now.quarantined
 
-    def test_a_janitor_moves_an_expired_claim_to_quarantine(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_janitor_moves_an_expired_claim_to_quarantine(self, store: CapableStore, clock: FrozenClock) -> None:
         """And resolving it removes it from the list."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
         before = store.recovery.counts()
@@ -152,7 +150,7 @@ class Listing:
         assert store.recovery.resolve(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before.quarantined == store.recovery.counts().quarantined
 
-    def test_an_expired_lease_is_counted_without_a_write(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_expired_lease_is_counted_without_a_write(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its lease has expired at that moment, without a write."""
         stood(store, clock, "in flight")
         before = store.recovery.counts()
@@ -162,7 +160,7 @@ class Listing:
         assert before.in_flight + before.lapsed == now.in_flight + now.lapsed
         assert now.lapsed > before.lapsed
 
-    def test_the_age_of_the_oldest_quarantine_is_returned(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_the_age_of_the_oldest_quarantine_is_returned(self, store: CapableStore, clock: FrozenClock) -> None:
         """The oldest one sets it; records of other tests may be older."""
         noticed(store, clock)
         stood(store, clock, "lapsed, takeover")
@@ -178,7 +176,7 @@ class Listing:
         assert later.lapsed_for == near(standing.lapsed_for + 10)
         assert later.quarantined_for == near(standing.quarantined_for + 10)
 
-    def test_without_quarantine_there_is_no_age(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_without_quarantine_there_is_no_age(self, store: CapableStore, clock: FrozenClock) -> None:
         """And no quarantine has lasted for less than no time: one that is held begins before its lease is over."""
         stood(store, clock, "quarantined")
         standing = store.recovery.counts()
@@ -191,14 +189,7 @@ class Listing:
 # Scanning the responses of a store, to seal them again or to find a key that is still in use.
 
 
-class ResponseStore(DataKeyStore, Protocol):
-    """A store that has `responses`."""
-
-    @property
-    def responses(self) -> Responses: ...
-
-
-def with_keys(store: ResponseStore, tid: bytes, *kids: str) -> list[SealedBy]:
+def with_keys(store: CapableStore, tid: bytes, *kids: str) -> list[SealedBy]:
     for number, kid in enumerate(kids, start=1):
         shelf = store.data_keys.read_keys(tid)
         assert store.data_keys.add(tid, DataKey(number, kid, b"wrapped"), store=shelf.store, after=shelf.last)
@@ -213,28 +204,22 @@ def complete(store: Store, key: StorageKey, by: SealedBy | None = None) -> Store
 
 
 def met(
-    store: ResponseStore, *, limit: int = 1000, tid: bytes | None = None, other_than: str | None = None
+    store: CapableStore, *, limit: int = 1000, tid: bytes | None = None, other_than: str | None = None
 ) -> list[Answer]:
-    return list(_walked(store, limit, tid, other_than))
-
-
-def _walked(store: ResponseStore, limit: int, tid: bytes | None, other_than: str | None) -> Iterator[Answer]:
     after: bytes | None = b""
+    answers = list[Answer]()
     while after is not None:
         page = store.responses.scan(after=after, limit=limit, tid=tid, other_than=other_than)
-        yield from page.answers
+        answers += page.answers
         after = page.after
+    return answers
 
 
-class ResponsesContract:
-    """The contract of `flask_idempotency.engine.capabilities.Responses`. Override `store`."""
-
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
+class ResponsesContract(Contract):
+    """The contract of `flask_idempotency.engine.capabilities.Responses`. Override `store`: it has data keys too."""
 
     @for_each("limit", (1, 3, 1000))
-    def test_every_answer_is_met(self, store: ResponseStore, limit: int) -> None:
+    def test_every_answer_is_met(self, store: CapableStore, limit: int) -> None:
         """With its key and its record, however long the pages are."""
         tid = a_key().tid
         keys = [a_key(tid=tid) for _ in range(7)]
@@ -246,7 +231,7 @@ class ResponsesContract:
         assert {found(store, key).payload for key in keys} == {record.payload for record in answers.values()}
         assert {key: found(store, key).token for key in keys} == {key: each.token for key, each in answers.items()}
 
-    def test_what_has_no_answer_is_not_met(self, store: ResponseStore, clock: FrozenClock) -> None:
+    def test_what_has_no_answer_is_not_met(self, store: CapableStore, clock: FrozenClock) -> None:
         """Claims in flight, quarantined records and expired responses."""
         tid = a_key().tid
         complete(store, a_key(tid=tid))
@@ -256,7 +241,7 @@ class ResponsesContract:
 
         assert met(store, tid=tid) == []
 
-    def test_a_scan_returns_only_what_the_filter_allows(self, store: ResponseStore) -> None:
+    def test_a_scan_returns_only_what_the_filter_allows(self, store: CapableStore) -> None:
         """By tenant, and by the key that they are not sealed under; plain ones are under none."""
         tid, other = a_key().tid, a_key().tid
         old, new = with_keys(store, tid, "old", "new")
@@ -269,7 +254,7 @@ class ResponsesContract:
         assert set(keys[:2]) == {answer.key for answer in met(store, tid=tid, other_than="new")}
         assert set(keys[:2]) <= {answer.key for answer in met(store, other_than="new")}
 
-    def test_a_payload_is_replaced_and_nothing_else(self, store: ResponseStore, clock: FrozenClock) -> None:
+    def test_a_payload_is_replaced_and_nothing_else(self, store: CapableStore, clock: FrozenClock) -> None:
         """Not even its expiry: a response that is sealed again must not live longer."""
         key = a_key()
         old, new = with_keys(store, key.tid, "old", "new")
@@ -284,7 +269,7 @@ class ResponsesContract:
         clock.advance(0.125)
         assert store.read(key) is None
 
-    def test_a_payload_that_is_not_there_is_not_replaced(self, store: ResponseStore, clock: FrozenClock) -> None:
+    def test_a_payload_that_is_not_there_is_not_replaced(self, store: CapableStore, clock: FrozenClock) -> None:
         """Another process was faster, or the key has been used again."""
         key, flying = a_key(), a_key()
         payload = complete(store, key)
@@ -297,7 +282,7 @@ class ResponsesContract:
         clock.advance(KEEP)
         assert not store.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
 
-    def test_a_response_is_not_replaced_by_one_without_a_data_key(self, store: ResponseStore) -> None:
+    def test_a_response_is_not_replaced_by_one_without_a_data_key(self, store: CapableStore) -> None:
         """What could be read would be so no more."""
         key = a_key()
         payload = complete(store, key)
@@ -306,7 +291,7 @@ class ResponsesContract:
 
         assert payload == found(store, key).payload
 
-    def test_wiped_answers_are_not_counted(self, store: ResponseStore) -> None:
+    def test_wiped_answers_are_not_counted(self, store: CapableStore) -> None:
         """They hold no sealed response and no plain one."""
         key = a_key()
         (by,) = with_keys(store, key.tid, a_token().hex())
@@ -318,7 +303,7 @@ class ResponsesContract:
         assert (wiped, True) == (found(store, key).payload, found(store, key).erased)
         assert (0, plain) == (store.responses.count().get(by.kid, 0), store.responses.count().get("", 0))
 
-    def test_answers_are_counted_by_the_key_of_the_ring(self, store: ResponseStore) -> None:
+    def test_answers_are_counted_by_the_key_of_the_ring(self, store: CapableStore) -> None:
         """Plain ones under an empty id."""
         kid, key = a_token().hex(), a_key()
         (by,) = with_keys(store, key.tid, kid)

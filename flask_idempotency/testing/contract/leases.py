@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.model import InFlight, OnExpiry, Record, RequestInfo, State, Unknown
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
@@ -23,7 +22,9 @@ from flask_idempotency.testing.contract.support import (
     for_each,
     found,
     granted,
+    lost,
     near,
+    placed,
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
@@ -34,8 +35,7 @@ class Retention:
 
     def test_an_expired_record_is_absent(self, store: Store, clock: FrozenClock) -> None:
         """Whether or not the store has swept it: for `read`, and for a claim by any request."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         clock.advance(KEEP)
 
         assert store.read(key) is None
@@ -45,16 +45,14 @@ class Retention:
 
     def test_an_answer_is_kept_to_its_last_moment(self, store: Store, clock: FrozenClock) -> None:
         """As long as was promised, not about as long."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         clock.advance(KEEP - 0.125)
 
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_replaying_does_not_lengthen_an_answers_life(self, store: Store, clock: FrozenClock) -> None:
         """It expires at the promised time, however often it is read."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         clock.advance(KEEP / 2)
         store.claim(a_request(key), token=a_token(), lease=LEASE)
         store.read(key)
@@ -64,26 +62,20 @@ class Retention:
 
     def test_the_former_owner_of_an_expired_record_owns_no_record(self, store: Store, clock: FrozenClock) -> None:
         """For writes, an expired record is absent: no write restores it, and releasing it does nothing."""
-        key = a_key()
-        token = stand(store, clock, key, "completed")
+        key, token = placed(store, clock, "completed")
         clock.advance(KEEP + 1)
 
-        with pytest.raises(LeaseLost):
-            store.complete(key, token, PAYLOAD, keep=KEEP)
-        with pytest.raises(LeaseLost):
-            store.renew(key, token, lease=LEASE)
-        with pytest.raises(LeaseLost):
-            store.mark_point_of_no_return(key, token)
-        with pytest.raises(LeaseLost):
-            store.quarantine(key, token, "late")
+        assert lost(lambda: store.complete(key, token, PAYLOAD, keep=KEEP))
+        assert lost(lambda: store.renew(key, token, lease=LEASE))
+        assert lost(lambda: store.mark_point_of_no_return(key, token))
+        assert lost(lambda: store.quarantine(key, token, "late"))
         store.release(key, token)
 
         assert store.read(key) is None
 
     def test_a_claim_in_progress_never_expires(self, store: Store, clock: FrozenClock) -> None:
         """A record that vanished by itself would be a silent release: the payment would run again."""
-        key = a_key()
-        stand(store, clock, key, "in flight")
+        key, _ = placed(store, clock, "in flight")
         clock.advance(LONG)
 
         assert State.PROCESSING is found(store, key).state
@@ -91,16 +83,14 @@ class Retention:
 
     def test_a_quarantined_record_never_expires(self, store: Store, clock: FrozenClock) -> None:
         """It waits for an operator or a resolver."""
-        key = a_key()
-        stand(store, clock, key, "quarantined")
+        key, _ = placed(store, clock, "quarantined")
         clock.advance(LONG)
 
         assert Unknown("view-crashed") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_a_quarantined_record_does_not_inherit_an_expiry(self, store: Store, clock: FrozenClock) -> None:
         """A key that is used again must not keep the expiry of its first response."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         clock.advance(KEEP)
         stand(store, clock, key, "quarantined")
         clock.advance(LONG)
@@ -117,8 +107,7 @@ class LeaseExpiry:
         The work of its owner is unknown. The rule in the record decides: a retry from a newer release, with
         another policy, does not change what the first request was promised.
         """
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, quarantine")
+        key, token = placed(store, clock, "lapsed, quarantine")
         before = found(store, key)
 
         outcome = store.claim(a_request(key, on_expiry=asked), token=a_token(), lease=LEASE)
@@ -150,8 +139,7 @@ class LeaseExpiry:
 
     def test_the_lease_ends_at_its_deadline(self, store: Store, clock: FrozenClock) -> None:
         """Not yet a moment before, over at that moment."""
-        key = a_key()
-        stand(store, clock, key, "in flight")
+        key, _ = placed(store, clock, "in flight")
         clock.advance(LEASE - 0.125)
         assert InFlight(near(0.125)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
         clock.advance(0.125)
@@ -160,8 +148,7 @@ class LeaseExpiry:
 
     def test_looking_does_not_end_a_lease(self, store: Store, clock: FrozenClock) -> None:
         """`read` returns a record with an expired lease as PROCESSING, because it never writes."""
-        key = a_key()
-        stand(store, clock, key, "lapsed, quarantine")
+        key, _ = placed(store, clock, "lapsed, quarantine")
 
         first, second = found(store, key), found(store, key)
 
@@ -170,8 +157,7 @@ class LeaseExpiry:
 
     def test_a_renewed_lease_is_longer(self, store: Store, clock: FrozenClock) -> None:
         """The full lease from now; with it the key stays taken past the first deadline."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
         clock.advance(LEASE - 10)
 
         store.renew(key, token, lease=LEASE)
@@ -181,8 +167,7 @@ class LeaseExpiry:
 
     def test_a_renewal_never_shortens(self, store: Store, clock: FrozenClock) -> None:
         """Two renewals may arrive in the wrong order, and the clock may have been set back in between."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
         before = found(store, key).deadline
 
         store.renew(key, token, lease=LEASE - 20)
@@ -193,8 +178,7 @@ class LeaseExpiry:
 
     def test_a_renewal_changes_nothing_else(self, store: Store, clock: FrozenClock) -> None:
         """Twice is once."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
         before = found(store, key)
         clock.advance(10)
 
@@ -208,8 +192,7 @@ class LeaseExpiry:
 
     def test_an_expired_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
         """The owner renews late, before another worker noticed: it continues, and a duplicate is in flight again."""
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, takeover")
+        key, token = placed(store, clock, "lapsed, takeover")
 
         store.renew(key, token, lease=LEASE)
 
@@ -218,8 +201,7 @@ class LeaseExpiry:
     @for_each("standing", ("quarantined", "completed"))
     def test_what_need_not_be_renewed_is_left_alone(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
         """The renewal thread may be one step behind its worker. That is no error, and does not undo the quarantine."""
-        key = a_key()
-        token = stand(store, clock, key, standing)
+        key, token = placed(store, clock, standing)
         before = found(store, key)
 
         store.renew(key, token, lease=10 * LEASE)
@@ -228,8 +210,7 @@ class LeaseExpiry:
 
     def test_a_quarantined_owner_can_still_renew(self, store: Store, clock: FrozenClock) -> None:
         """A resolver sees the lease. The record stays quarantined, and only its lease changes."""
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, quarantine")
+        key, token = placed(store, clock, "lapsed, quarantine")
         store.claim(a_request(key), token=a_token(), lease=LEASE)
         before = found(store, key)
 
@@ -244,8 +225,7 @@ class LeaseExpiry:
     @for_each("lease", (0.0, -1.0, math.inf, math.nan))
     def test_a_renewal_without_an_end_is_refused(self, store: Store, clock: FrozenClock, lease: float) -> None:
         """As a claim is."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
 
         with pytest.raises(ValueError, match="duration"):
             store.renew(key, token, lease=lease)
@@ -279,8 +259,7 @@ class LeaseExpiry:
         self, store: Store, clock: FrozenClock
     ) -> None:
         """The owner may continue, because no other worker can run the view now."""
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, takeover")
+        key, token = placed(store, clock, "lapsed, takeover")
 
         store.mark_point_of_no_return(key, token)
 
@@ -288,12 +267,10 @@ class LeaseExpiry:
 
     def test_marking_after_a_takeover_is_refused(self, store: Store, clock: FrozenClock) -> None:
         """This is what keeps a worker that stalled just before its effect from having it beside its successor's."""
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, takeover")
+        key, token = placed(store, clock, "lapsed, takeover")
         granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
 
-        with pytest.raises(LeaseLost):
-            store.mark_point_of_no_return(key, token)
+        assert lost(lambda: store.mark_point_of_no_return(key, token))
 
         assert OnExpiry.TAKEOVER is found(store, key).on_expiry
 

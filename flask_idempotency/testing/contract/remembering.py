@@ -6,11 +6,10 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import DataKey, Expiry, Ledger, Recovery, Void
+from flask_idempotency.engine.capabilities import DataKey, Void
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -29,7 +28,6 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.offered import capabilities_of
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     ABOUT,
     KEEP,
@@ -37,6 +35,8 @@ from flask_idempotency.testing.contract.support import (
     OTHER_FINGERPRINT,
     OTHER_PAYLOAD,
     PAYLOAD,
+    CapableStore,
+    Contract,
     a_key,
     a_request,
     a_token,
@@ -56,25 +56,13 @@ SHARE = 32
 """A counted record lives for up to this part of its time longer."""
 
 
-class RememberingStore(Store, Protocol):
-    """A store with `remembers`, and with the capabilities that deal with such records."""
+class RemembersContract(Contract):
+    """The contract of stores with `capabilities.Capabilities.remembers`.
 
-    @property
-    def recovery(self) -> Recovery: ...
-    @property
-    def expiry(self) -> Expiry: ...
-    @property
-    def ledger(self) -> Ledger: ...
+    Override `store`: it has `recovery`, `expiry` and `ledger`.
+    """
 
-
-class RemembersContract:
-    """The contract of stores with `capabilities.Capabilities.remembers`. Override `store`."""
-
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
-
-    def test_the_response_is_replayed_until_keep(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_the_response_is_replayed_until_keep(self, store: CapableStore, clock: FrozenClock) -> None:
         """Not a moment less or more than without `remember`, although the record stays for longer."""
         key, _ = completed(store)
         clock.advance(KEEP - 0.01)
@@ -87,7 +75,7 @@ class RemembersContract:
 
     @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
     def test_the_same_request_is_expired_and_never_granted_until_the_end(
-        self, store: RememberingStore, clock: FrozenClock, quota: Quota | None
+        self, store: CapableStore, clock: FrozenClock, quota: Quota | None
     ) -> None:
         """Whether the janitor ran or not, with a quota and without. Then the key is free, and its fence rises."""
         key, first = completed(store, quota=quota)
@@ -104,7 +92,7 @@ class RemembersContract:
         assert (again.attempt, again.fence > first.fence) == (1, True)
         assert found(store, key).remembered_until is None
 
-    def test_another_request_is_still_another(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_another_request_is_still_another(self, store: CapableStore, clock: FrozenClock) -> None:
         """And another caller is another caller: only the same request learns that it was done."""
         key, _ = completed(store)
         clock.advance(KEEP)
@@ -117,7 +105,7 @@ class RemembersContract:
         assert isinstance(of_other, OtherCaller)
         assert isinstance(store.claim(a_request(key, callers=unnamed), token=a_token(), lease=LEASE), Expired)
 
-    def test_what_is_read_is_a_skeleton(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_what_is_read_is_a_skeleton(self, store: CapableStore, clock: FrozenClock) -> None:
         """Before the janitor has removed the response, and after. The rest of the record stays."""
         key, _ = completed(store)
         before = found(store, key)
@@ -134,7 +122,7 @@ class RemembersContract:
             assert (before.requested_at, before.completed_at) == (record.requested_at, record.completed_at)
             assert (before.deadline, before.remembered_until) == (record.deadline, record.remembered_until)
 
-    def test_the_response_goes_in_batches(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_the_response_goes_in_batches(self, store: CapableStore, clock: FrozenClock) -> None:
         """Each call handles at most `limit` records, and a swept record is no work for the next call."""
         swept(store, clock)
         keys = [completed(store)[0] for _ in range(5)]
@@ -147,7 +135,7 @@ class RemembersContract:
 
     @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
     def test_a_sealed_response_goes_with_its_seal(
-        self, store: RememberingStore, clock: FrozenClock, quota: Quota | None
+        self, store: CapableStore, clock: FrozenClock, quota: Quota | None
     ) -> None:
         """What is left needs no data key. A store without data keys has nothing to show."""
         data_keys = capabilities_of(store).data_keys
@@ -167,7 +155,7 @@ class RemembersContract:
         assert found(store, key).payload == skeleton_of(PAYLOAD)
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
 
-    def test_an_early_horizon_removes_no_response(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_an_early_horizon_removes_no_response(self, store: CapableStore, clock: FrozenClock) -> None:
         """A host whose clock is behind must not end what is replayed there, and one that is ahead no life."""
         key, _ = completed(store)
         clock.advance(KEEP)
@@ -179,7 +167,7 @@ class RemembersContract:
         assert isinstance(replayed, Record)
         assert replayed.payload == PAYLOAD
 
-    def test_the_worker_changes_nothing_any_more(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_the_worker_changes_nothing_any_more(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its late calls are those of a completed record: none of them frees the key or brings a response back."""
         key, grant = completed(store)
         clock.advance(KEEP + 1)
@@ -199,7 +187,7 @@ class RemembersContract:
             assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
             swept(store, clock)
 
-    def test_a_damaged_response_is_quarantined_as_ever(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_a_damaged_response_is_quarantined_as_ever(self, store: CapableStore, clock: FrozenClock) -> None:
         """Then time does not end the record, and the resolver's policy says how long it is remembered."""
         for remember in (None, 2 * REMEMBER):
             key, _ = completed(store, quota=PLENTY)
@@ -213,7 +201,7 @@ class RemembersContract:
             assert until is None if remember is None else until is not None and until > clock.now + remember - 1
             assert store.ledger.reconcile(key.tid) == Drift()
 
-    def test_a_repeated_completion_changes_nothing(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_a_repeated_completion_changes_nothing(self, store: CapableStore, clock: FrozenClock) -> None:
         """Not the response, and not how long it is kept and remembered."""
         key, grant = completed(store)
         before = found(store, key)
@@ -223,7 +211,7 @@ class RemembersContract:
 
         assert before == found(store, key)
 
-    def test_an_equal_remember_is_none(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_an_equal_remember_is_none(self, store: CapableStore, clock: FrozenClock) -> None:
         """The record is as without it, and its key is free after `keep`."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -234,7 +222,7 @@ class RemembersContract:
         assert store.read(key) is None
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
-    def test_no_duration_is_valid_that_a_store_cannot_count(self, store: RememberingStore) -> None:
+    def test_no_duration_is_valid_that_a_store_cannot_count(self, store: CapableStore) -> None:
         """As for `keep`."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -243,7 +231,7 @@ class RemembersContract:
 
         assert found(store, key).state is State.PROCESSING
 
-    def test_a_resolved_record_is_remembered_too(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_a_resolved_record_is_remembered_too(self, store: CapableStore, clock: FrozenClock) -> None:
         """A resolver found that it was done."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -255,9 +243,7 @@ class RemembersContract:
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
 
     @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
-    def test_an_operator_can_free_the_key(
-        self, store: RememberingStore, clock: FrozenClock, quota: Quota | None
-    ) -> None:
+    def test_an_operator_can_free_the_key(self, store: CapableStore, clock: FrozenClock, quota: Quota | None) -> None:
         """By force, as for any completed record, before the janitor ran and after; what it counted is given back."""
         for sweeps in (False, True):
             key, _ = completed(store, quota=quota)
@@ -270,7 +256,7 @@ class RemembersContract:
             assert store.ledger.reconcile(key.tid) == Drift()
             granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
-    def test_it_is_released_before_its_response_expires(self, store: RememberingStore) -> None:
+    def test_it_is_released_before_its_response_expires(self, store: CapableStore) -> None:
         """Then the quota gets the record and its bytes back, although they end at different times."""
         key, _ = completed(store, quota=PLENTY)
         assert store.ledger.usage(key.tid) == Usage(1, PAYLOAD.byte_size)
@@ -278,7 +264,7 @@ class RemembersContract:
 
         assert (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)) == (Usage(), Drift())
 
-    def test_it_is_not_voided(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_it_is_not_voided(self, store: CapableStore, clock: FrozenClock) -> None:
         """The request ran, although its response is gone. A store that cannot void keys has nothing to show."""
         void: Void | None = capabilities_of(store).void
         key, _ = completed(store)
@@ -290,7 +276,7 @@ class RemembersContract:
 
         assert before == found(store, key)
 
-    def test_it_is_listed_among_the_completed(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_it_is_listed_among_the_completed(self, store: CapableStore, clock: FrozenClock) -> None:
         """An operator finds what is remembered, without a response."""
         key, _ = completed(store)
         clock.advance(KEEP + 1)
@@ -300,7 +286,7 @@ class RemembersContract:
             assert listed[key].payload == skeleton_of(PAYLOAD)
             swept(store, clock)
 
-    def test_a_quota_counts_the_record_and_no_bytes(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_a_quota_counts_the_record_and_no_bytes(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its bytes until the response expires, whether the janitor ran or not; the record until the end."""
         key, _ = completed(store, quota=PLENTY)
         usages = list[Usage]()
@@ -316,7 +302,7 @@ class RemembersContract:
 
         assert usages == [kept, kept, Usage(1), Usage(1), Usage()]
 
-    def test_a_wrong_count_is_corrected(self, store: RememberingStore, clock: FrozenClock) -> None:
+    def test_a_wrong_count_is_corrected(self, store: CapableStore, clock: FrozenClock) -> None:
         """A recount finds the same with and without responses."""
         tid = a_key().tid
         for _ in range(3):
@@ -329,9 +315,7 @@ class RemembersContract:
             swept(store, clock)
 
 
-def completed(
-    store: RememberingStore, *, tid: bytes | None = None, quota: Quota | None = None
-) -> tuple[StorageKey, Grant]:
+def completed(store: CapableStore, *, tid: bytes | None = None, quota: Quota | None = None) -> tuple[StorageKey, Grant]:
     """Return a new key whose record is completed, and remembered for longer than its response."""
     key, token = a_key(tid=tid), a_token()
     grant = granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
@@ -339,7 +323,7 @@ def completed(
     return key, grant
 
 
-def swept(store: RememberingStore, clock: FrozenClock) -> None:
+def swept(store: CapableStore, clock: FrozenClock) -> None:
     """Let the janitor remove what has expired."""
     while store.expiry.sweep(horizon=clock.now, limit=1000):
         pass

@@ -20,7 +20,7 @@ from flask_idempotency.testing.contract.support import (
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
-    RecoveryStore,
+    CapableStore,
     Standing,
     a_key,
     a_request,
@@ -30,6 +30,7 @@ from flask_idempotency.testing.contract.support import (
     for_each,
     found,
     granted,
+    lost,
     near,
     noticed,
     seen,
@@ -46,7 +47,7 @@ class ForceReleasing:
 
     @for_each("standing", STANDINGS)
     def test_a_key_is_freed_whatever_state_it_is_in(
-        self, store: RecoveryStore, clock: FrozenClock, standing: Standing
+        self, store: CapableStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """The next claim gets it, from any request, with a higher fence."""
         seen, _ = stood(store, clock, standing)
@@ -57,7 +58,7 @@ class ForceReleasing:
         grant = granted(store.claim(another, token=a_token(), lease=LEASE))
         assert (grant.attempt, grant.fence > seen.record.fence) == (1, True)
 
-    def test_a_worker_that_passed_its_point_since_keeps_its_key(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_worker_that_passed_its_point_since_keeps_its_key(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its lease may be over. What it does from there on may have an effect, so the record has changed."""
         seen, late = stood(store, clock, "lapsed, takeover")
         store.mark_point_of_no_return(seen.key, late)
@@ -65,7 +66,7 @@ class ForceReleasing:
         assert not store.recovery.force_release(seen)
         assert found(store, seen.key).token == late
 
-    def test_a_condemned_key_is_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_condemned_key_is_freed(self, store: CapableStore, clock: FrozenClock) -> None:
         """No key opens its response. The operator who releases it must know that the request completed."""
         damaged, _ = condemned(store, clock)
 
@@ -74,7 +75,7 @@ class ForceReleasing:
         granted(store.claim(a_request(damaged.key), token=a_token(), lease=LEASE))
 
     @for_each("standing", STANDINGS)
-    def test_its_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
+    def test_its_owner_has_lost_it(self, store: CapableStore, clock: FrozenClock, standing: Standing) -> None:
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
         seen, late = stood(store, clock, standing)
         assert store.recovery.force_release(seen)
@@ -85,18 +86,16 @@ class ForceReleasing:
             lambda: store.quarantine(seen.key, late, "who knows"),
         )
         for write in writes:
-            with pytest.raises(LeaseLost):
-                write()
+            assert lost(write)
         assert store.read(seen.key) is None
 
         stand(store, clock, seen.key, "in flight")
         before = found(store, seen.key)
         for write in (*writes, lambda: store.release(seen.key, late)):
-            with pytest.raises(LeaseLost):
-                write()
+            assert lost(write)
         assert before == found(store, seen.key)
 
-    def test_what_is_free_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_what_is_free_is_not_freed(self, store: CapableStore, clock: FrozenClock) -> None:
         """Again, after its response has expired, and if it never existed."""
         freed, _ = stood(store, clock, "quarantined")
         assert store.recovery.force_release(freed)
@@ -109,7 +108,7 @@ class ForceReleasing:
 
     @for_each("event", ("renewed", "taken over", "completed", "held", "begun again"))
     def test_what_does_not_stand_as_it_was_seen_is_not_freed(
-        self, store: RecoveryStore, clock: FrozenClock, event: str
+        self, store: CapableStore, clock: FrozenClock, event: str
     ) -> None:
         """The operator decided before the response was stored."""
         key, token = a_key(), a_token()
@@ -129,7 +128,7 @@ class ForceReleasing:
         assert not store.recovery.force_release(lapsed)
         assert before == found(store, key)
 
-    def test_another_claim_of_the_same_moment_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_another_claim_of_the_same_moment_is_not_freed(self, store: CapableStore, clock: FrozenClock) -> None:
         """Both leases have the same deadline, so only the token tells them apart."""
         first, token = stood(store, clock, "in flight")
         begin_anew(store, first.key, token)
@@ -139,7 +138,7 @@ class ForceReleasing:
         assert not store.recovery.force_release(first)
         assert before == found(store, first.key)
 
-    def test_a_later_response_is_not_released(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_later_response_is_not_released(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its key has run again since the operator saw the first claim."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP)
@@ -149,7 +148,7 @@ class ForceReleasing:
         assert not store.recovery.force_release(answered)
         assert before == found(store, answered.key)
 
-    def test_a_key_is_freed_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_key_is_freed_once(self, store: CapableStore, clock: FrozenClock) -> None:
         """One of many calls does it. No call releases a later claim."""
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
@@ -157,7 +156,7 @@ class ForceReleasing:
             done = at_once(*[lambda held=held: store.recovery.force_release(held)] * THREADS)
             assert [each for each in done if each] == [True]
 
-    def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: CapableStore, clock: FrozenClock) -> None:
         """Either the response is stored and stays, or the key is free and its owner gets `LeaseLost`."""
         for _ in range(ROUNDS):
             flying, token = stood(store, clock, "in flight")
@@ -180,7 +179,7 @@ class Resolving:
     """`resolve`: from now on this is the response, and the owner gets `LeaseLost`."""
 
     @for_each("how", ("held", "lapsed", "condemned"))
-    def test_what_is_quarantined_is_completed(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
+    def test_what_is_quarantined_is_completed(self, store: CapableStore, clock: FrozenClock, how: str) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
         match how:
             case "held":
@@ -207,7 +206,7 @@ class Resolving:
         )
         assert record == store.claim(a_request(quarantined.key), token=a_token(), lease=LEASE)
 
-    def test_an_answer_by_another_ends_as_any_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_answer_by_another_ends_as_any_other(self, store: CapableStore, clock: FrozenClock) -> None:
         """Its key is free then."""
         held, _ = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -218,7 +217,7 @@ class Resolving:
         assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence
 
     @for_each("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
-    def test_the_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, verb: str) -> None:
+    def test_the_owner_has_lost_it(self, store: CapableStore, clock: FrozenClock, verb: str) -> None:
         """It must not send another response than all retries get, and changes nothing."""
         held, token = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -230,12 +229,11 @@ class Resolving:
             "quarantine": lambda: store.quarantine(held.key, token, "who knows"),
             "mark_point_of_no_return": lambda: store.mark_point_of_no_return(held.key, token),
         }
-        with pytest.raises(LeaseLost):
-            writes[verb]()
+        assert lost(lambda: writes[verb]())
 
         assert before == found(store, held.key)
 
-    def test_a_repeated_settlement_is_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_repeated_settlement_is_done(self, store: CapableStore, clock: FrozenClock) -> None:
         """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
         held, _ = stood(store, clock, "quarantined")
         token = a_token()
@@ -245,7 +243,7 @@ class Resolving:
         assert store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
         assert before == found(store, held.key)
 
-    def test_a_second_settlement_is_refused(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_second_settlement_is_refused(self, store: CapableStore, clock: FrozenClock) -> None:
         """Another token belongs to another resolver: two resolvers may have different results."""
         held, _ = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -257,7 +255,7 @@ class Resolving:
 
     @for_each("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_quarantined_is_not_settled(
-        self, store: RecoveryStore, clock: FrozenClock, standing: Standing
+        self, store: CapableStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """Its owner may be running, or a retry will take over, or the owner has completed it."""
         other, _ = stood(store, clock, standing)
@@ -267,7 +265,7 @@ class Resolving:
 
     @for_each("event", ("completed", "condemned", "released", "begun again", "lapsed again"))
     def test_what_does_not_stand_as_it_was_seen_is_not_settled(
-        self, store: RecoveryStore, clock: FrozenClock, event: str
+        self, store: CapableStore, clock: FrozenClock, event: str
     ) -> None:
         """Its owner was faster, or the record is of another claim: the seen record no longer exists."""
         held, token = stood(store, clock, "quarantined")
@@ -286,7 +284,7 @@ class Resolving:
         assert not store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == store.read(held.key)
 
-    def test_what_was_seen_in_flight_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_what_was_seen_in_flight_is_not_settled(self, store: CapableStore, clock: FrozenClock) -> None:
         """Even if it is quarantined by now, because the resolver has not seen that."""
         in_flight, token = stood(store, clock, "in flight")
         store.quarantine(in_flight.key, token, "view-crashed")
@@ -295,7 +293,7 @@ class Resolving:
         assert not store.recovery.resolve(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before == found(store, in_flight.key)
 
-    def test_an_expired_response_is_not_resolved(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_expired_response_is_not_resolved(self, store: CapableStore, clock: FrozenClock) -> None:
         """The record is gone by then, and the call changes no record."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
@@ -306,7 +304,7 @@ class Resolving:
 
     @for_each("keep", (0.0, -1.0, math.inf, math.nan))
     def test_an_answer_by_another_without_an_end_is_refused(
-        self, store: RecoveryStore, clock: FrozenClock, keep: float
+        self, store: CapableStore, clock: FrozenClock, keep: float
     ) -> None:
         """The store keeps it as long as its owner's response."""
         held, _ = stood(store, clock, "quarantined")
@@ -315,7 +313,7 @@ class Resolving:
 
         assert held.record == found(store, held.key)
 
-    def test_of_many_who_settle_one_does(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_of_many_who_settle_one_does(self, store: CapableStore, clock: FrozenClock) -> None:
         """Each resolver has another response, and all retries get the same one."""
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
@@ -333,7 +331,7 @@ class Resolving:
                 answer for answer, settled in zip(answers, done, strict=True) if settled
             ]
 
-    def test_an_owner_and_a_resolver_do_not_both_complete(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_owner_and_a_resolver_do_not_both_complete(self, store: CapableStore, clock: FrozenClock) -> None:
         """The first call decides the response, and the other one gets an error."""
         for _ in range(ROUNDS):
             held, token = stood(store, clock, "quarantined")

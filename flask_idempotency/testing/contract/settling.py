@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.model import (
     CORRUPT,
     Mismatched,
@@ -36,7 +35,9 @@ from flask_idempotency.testing.contract.support import (
     for_each,
     found,
     granted,
+    lost,
     near,
+    placed,
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
@@ -47,8 +48,7 @@ class MarkingCorrupt:
 
     def test_a_condemned_record_is_quarantined_with_all_that_it_holds(self, store: Store, clock: FrozenClock) -> None:
         """A later attempt may read it, when the right key is back."""
-        key = a_key()
-        token = stand(store, clock, key, "completed")
+        key, token = placed(store, clock, "completed")
         before = found(store, key)
         store.mark_corrupt(key, PAYLOAD)
         after = found(store, key)
@@ -60,8 +60,7 @@ class MarkingCorrupt:
 
     def test_a_condemned_record_never_runs_again(self, store: Store, clock: FrozenClock) -> None:
         """Not even after the response would have expired."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         store.mark_corrupt(key, PAYLOAD)
         clock.advance(LONG)
 
@@ -71,16 +70,12 @@ class MarkingCorrupt:
 
     def test_a_corrupt_record_is_a_completed_one_to_its_owner(self, store: Store, clock: FrozenClock) -> None:
         """The request completed, or there would be no response. Releasing the key would run it twice."""
-        key = a_key()
-        token = stand(store, clock, key, "completed")
+        key, token = placed(store, clock, "completed")
         store.mark_corrupt(key, PAYLOAD)
         before = found(store, key)
-        with pytest.raises(LeaseLost):
-            store.release(key, token)
-        with pytest.raises(LeaseLost):
-            store.quarantine(key, token, "who knows")
-        with pytest.raises(LeaseLost):
-            store.mark_point_of_no_return(key, token)
+        assert lost(lambda: store.release(key, token))
+        assert lost(lambda: store.quarantine(key, token, "who knows"))
+        assert lost(lambda: store.mark_point_of_no_return(key, token))
 
         assert before == found(store, key)
         store.renew(key, token, lease=LEASE)
@@ -89,8 +84,7 @@ class MarkingCorrupt:
 
     def test_to_condemn_twice_is_to_condemn_once(self, store: Store, clock: FrozenClock) -> None:
         """Every retry finds the same damage."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         store.mark_corrupt(key, PAYLOAD)
         once = found(store, key)
         store.mark_corrupt(key, PAYLOAD)
@@ -111,8 +105,7 @@ class MarkingCorrupt:
         self, store: Store, clock: FrozenClock, other: StoredPayload
     ) -> None:
         """It may have been sealed again since it was read, or the cache was damaged."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
         store.mark_corrupt(key, other)
 
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
@@ -120,8 +113,7 @@ class MarkingCorrupt:
     @for_each("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_completed_is_not_condemned(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
         """It has no response that could be damaged."""
-        key = a_key()
-        stand(store, clock, key, standing)
+        key, _ = placed(store, clock, standing)
         before = found(store, key)
         store.mark_corrupt(key, PAYLOAD)
 
@@ -189,8 +181,7 @@ class Settling:
 
     def test_the_first_result_stays(self, store: Store, clock: FrozenClock) -> None:
         """Completing again is no error, because a reply may have been lost. It changes neither response nor expiry."""
-        key = a_key()
-        token = stand(store, clock, key, "completed")
+        key, token = placed(store, clock, "completed")
         before = found(store, key)
 
         store.complete(key, token, OTHER_PAYLOAD, keep=10 * KEEP)
@@ -199,8 +190,7 @@ class Settling:
 
     def test_a_late_result_is_accepted(self, store: Store, clock: FrozenClock) -> None:
         """The lease says when other workers may act. If none has, the owner may still complete."""
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, quarantine")
+        key, token = placed(store, clock, "lapsed, quarantine")
 
         store.complete(key, token, PAYLOAD, keep=KEEP)
 
@@ -208,8 +198,7 @@ class Settling:
 
     def test_a_response_ends_the_quarantine_of_an_expired_claim(self, store: Store, clock: FrozenClock) -> None:
         """The owner was slow, not dead: it knows the result, and all retries now get it."""
-        key = a_key()
-        token = stand(store, clock, key, "lapsed, quarantine")
+        key, token = placed(store, clock, "lapsed, quarantine")
         assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
         store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -219,8 +208,7 @@ class Settling:
 
     def test_a_result_ends_the_quarantine_of_a_held_record(self, store: Store, clock: FrozenClock) -> None:
         """The token stays good for `complete` after `hold`."""
-        key = a_key()
-        token = stand(store, clock, key, "quarantined")
+        key, token = placed(store, clock, "quarantined")
 
         store.complete(key, token, PAYLOAD, keep=KEEP)
 
@@ -228,8 +216,7 @@ class Settling:
 
     def test_a_long_quarantine_can_still_be_completed(self, store: Store, clock: FrozenClock) -> None:
         """After a year an owner can still complete, and the dates are right."""
-        key = a_key()
-        token = stand(store, clock, key, "quarantined")
+        key, token = placed(store, clock, "quarantined")
         clock.advance(400 * 86400)
 
         store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -238,8 +225,8 @@ class Settling:
 
     def test_a_released_key_may_run_again(self, store: Store, clock: FrozenClock) -> None:
         """As if it had never been used: by another request too, and as attempt 1."""
-        key = a_key()
-        store.release(key, stand(store, clock, key, "in flight"))
+        key, token = placed(store, clock, "in flight")
+        store.release(key, token)
         assert store.read(key) is None
 
         again = a_request(key, fingerprint=b"\x01" + b"n" * 16)
@@ -248,8 +235,7 @@ class Settling:
 
     def test_releasing_what_is_absent_is_done_already(self, store: Store, clock: FrozenClock) -> None:
         """A release whose reply was lost is repeated; a key that was never used is released just the same."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
         store.release(key, token)
 
         store.release(key, token)
@@ -259,8 +245,7 @@ class Settling:
 
     def test_the_owner_may_release_its_quarantined_record(self, store: Store, clock: FrozenClock) -> None:
         """Only the owner knows that its view had no effect."""
-        key = a_key()
-        token = stand(store, clock, key, "quarantined")
+        key, token = placed(store, clock, "quarantined")
 
         store.release(key, token)
 
@@ -268,16 +253,15 @@ class Settling:
 
     def test_an_expired_claim_can_be_released(self, store: Store, clock: FrozenClock) -> None:
         """Late, and still owned by the same worker."""
-        key = a_key()
-        store.release(key, stand(store, clock, key, "lapsed, takeover"))
+        key, token = placed(store, clock, "lapsed, takeover")
+        store.release(key, token)
 
         assert store.read(key) is None
 
     @for_each("verb", ("release", "quarantine", "mark_point_of_no_return"))
     def test_a_completed_record_is_settled_for_good(self, store: Store, clock: FrozenClock, verb: str) -> None:
         """Its own token can neither release nor quarantine a completed record. Only time ends it."""
-        key = a_key()
-        token = stand(store, clock, key, "completed")
+        key, token = placed(store, clock, "completed")
         before = found(store, key)
         writes: dict[str, Callable[[], object]] = {
             "release": lambda: store.release(key, token),
@@ -285,15 +269,13 @@ class Settling:
             "mark_point_of_no_return": lambda: store.mark_point_of_no_return(key, token),
         }
 
-        with pytest.raises(LeaseLost):
-            writes[verb]()
+        assert lost(lambda: writes[verb]())
 
         assert before == found(store, key)
 
     def test_held_is_quarantined(self, store: Store, clock: FrozenClock) -> None:
         """The record has this reason, and keeps its token and its lease."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
         before = found(store, key)
 
         store.quarantine(key, token, "outcome-lost: größer")
@@ -315,8 +297,7 @@ class Settling:
     @for_each("standing", ("held", "lapsed"))
     def test_the_first_reason_stays(self, store: Store, clock: FrozenClock, standing: str) -> None:
         """A second quarantine is no error and changes no record."""
-        key = a_key()
-        token = stand(store, clock, key, "quarantined" if standing == "held" else "lapsed, quarantine")
+        key, token = placed(store, clock, "quarantined" if standing == "held" else "lapsed, quarantine")
         store.claim(a_request(key), token=a_token(), lease=LEASE)
         before = found(store, key)
         assert before.state is State.QUARANTINED
@@ -328,8 +309,7 @@ class Settling:
     @for_each("keep", (0.0, -1.0, math.inf, math.nan))
     def test_an_answer_without_an_end_is_refused(self, store: Store, clock: FrozenClock, keep: float) -> None:
         """With 0 it would be lost, and with infinity it could not be stored. The claim stays."""
-        key = a_key()
-        token = stand(store, clock, key, "in flight")
+        key, token = placed(store, clock, "in flight")
         before = found(store, key)
 
         with pytest.raises(ValueError, match="duration"):

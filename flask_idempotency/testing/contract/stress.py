@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -30,19 +30,21 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Store
-from flask_idempotency.testing.contract.quota import LedgerStore
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
     KEEP,
     LEASE,
     OTHER_FINGERPRINT,
     PAYLOAD,
+    CapableStore,
     a_key,
     a_request,
     a_token,
     found,
     granted,
+    lost,
     near,
+    placed,
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
@@ -74,9 +76,6 @@ class Row:
     deadline: float
     payload: StoredPayload | None = None
     reason: str = ""
-
-
-Lost: TypeAlias = bool
 
 
 class Model:
@@ -114,7 +113,7 @@ class Model:
         self._row = replace(row, state=State.QUARANTINED, reason="lease-expired")
         return Unknown, "lease-expired"
 
-    def renew(self, token: bytes, lease: int) -> Lost:
+    def renew(self, token: bytes, lease: int) -> bool:
         row = self.row
         if row is None or row.token != token:
             return True
@@ -122,7 +121,7 @@ class Model:
             self._row = replace(row, deadline=max(row.deadline, self._clock.now + lease))
         return False
 
-    def mark_point_of_no_return(self, token: bytes) -> Lost:
+    def mark_point_of_no_return(self, token: bytes) -> bool:
         row = self.row
         if row is None or row.token != token or row.state is State.COMPLETED:
             return True
@@ -130,7 +129,7 @@ class Model:
             self._row = replace(row, on_expiry=OnExpiry.QUARANTINE)
         return False
 
-    def complete(self, token: bytes, payload: StoredPayload, keep: int) -> Lost:
+    def complete(self, token: bytes, payload: StoredPayload, keep: int) -> bool:
         row = self.row
         if row is None or row.token != token:
             return True
@@ -139,14 +138,14 @@ class Model:
             self._row = replace(row, state=State.COMPLETED, deadline=deadline, payload=payload, reason="")
         return False
 
-    def release(self, token: bytes) -> Lost:
+    def release(self, token: bytes) -> bool:
         row = self.row
         if row is not None and (row.token != token or row.state is State.COMPLETED):
             return True
         self._row = None
         return False
 
-    def quarantine(self, token: bytes, reason: str) -> Lost:
+    def quarantine(self, token: bytes, reason: str) -> bool:
         row = self.row
         if row is None or row.token != token or row.state is State.COMPLETED:
             return True
@@ -242,18 +241,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.fences.append((grant.token, grant.fence))
 
 
-def lost(write: Callable[[], object]) -> Lost:
-    try:
-        write()
-    except LeaseLost:
-        return True
-    return False
-
-
-def run(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> None:
+def run(machine: Callable[[], RuleBasedStateMachine], *, examples: int, steps: int) -> None:
     """Many short lives of this machine, the same on a laptop and in CI: no deadline, and no memory of earlier runs."""
     run_state_machine_as_test(
-        machine,
+        cast("type[RuleBasedStateMachine]", machine),
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -269,12 +260,7 @@ class Modelled:
 
     def test_any_sequence_of_calls_ends_as_modelled(self, store: Store, clock: FrozenClock) -> None:
         """The store and a model of a hundred lines agree on every outcome and every record."""
-
-        class ThisStoreMachine(StoreMachine):
-            def __init__(self) -> None:
-                super().__init__(store, clock)
-
-        run(ThisStoreMachine, examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)
+        run(lambda: StoreMachine(store, clock), examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)
 
 
 # Races between threads.
@@ -336,8 +322,7 @@ class Racing:
 
     def test_replays_do_not_stand_in_each_others_way(self, store: Store, clock: FrozenClock) -> None:
         """Many threads may read a response at the same time."""
-        key = a_key()
-        stand(store, clock, key, "completed")
+        key, _ = placed(store, clock, "completed")
 
         outcomes = at_once(*[lambda: store.claim(a_request(key), token=a_token(), lease=LEASE)] * THREADS)
 
@@ -399,9 +384,9 @@ quotas: Final = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_fligh
 class LedgerMachine(RuleBasedStateMachine):
     """Make random calls, and compare the ledger with a recount of the records."""
 
-    def __init__(self, store: LedgerStore, clock: FrozenClock) -> None:
+    def __init__(self, store: CapableStore, clock: FrozenClock) -> None:
         super().__init__()
-        self.store: LedgerStore = store
+        self.store: CapableStore = store
         self.clock: FrozenClock = clock
         self.tid: bytes = a_key().tid
         self.keys: list[StorageKey] = [a_key(tid=self.tid) for _ in range(KEYS)]
@@ -484,11 +469,6 @@ def _size(record: Record) -> int:
 class Recounted:
     """Random sequences of calls, with a correct ledger after each."""
 
-    def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, store: LedgerStore, clock: FrozenClock) -> None:
+    def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, store: CapableStore, clock: FrozenClock) -> None:
         """Exactly right, and never below zero: after expired leases, take-overs, expiry and every other call."""
-
-        class ThisLedgerMachine(LedgerMachine):
-            def __init__(self) -> None:
-                super().__init__(store, clock)
-
-        run(ThisLedgerMachine, examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)
+        run(lambda: LedgerMachine(store, clock), examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)

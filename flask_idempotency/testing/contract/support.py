@@ -11,7 +11,21 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import pytest
 
-from flask_idempotency.engine.capabilities import RecordPage, Recovery, SeenRecord
+from flask_idempotency.engine.activity import ActivityLog
+from flask_idempotency.engine.audit import AuditTrail
+from flask_idempotency.engine.capabilities import (
+    DataKeys,
+    Expiry,
+    Ledger,
+    RecordPage,
+    Recovery,
+    Responses,
+    SeenRecord,
+    TaskLog,
+    Void,
+)
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     Callers,
@@ -24,6 +38,7 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     Unknown,
 )
+from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -113,6 +128,15 @@ def near(seconds: float) -> Any:
     return pytest.approx(seconds, abs=0.002, rel=0)
 
 
+def lost(write: Callable[[], object]) -> bool:
+    """Return whether the store refuses this write because its claim is lost."""
+    try:
+        write()
+    except LeaseLost:
+        return True
+    return False
+
+
 def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing) -> bytes:
     """Bring the record of a new key into this state. Return its owner's token."""
     token = a_token()
@@ -130,6 +154,47 @@ def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing)
     return token
 
 
+def placed(store: Store, clock: FrozenClock, standing: Standing) -> tuple[StorageKey, bytes]:
+    """Return a new key whose record is in this state, and its owner's token."""
+    key = a_key()
+    return key, stand(store, clock, key, standing)
+
+
+class CapableStore(Store, Protocol):
+    """A store with the capabilities that a contract asks for. Each contract says which those are."""
+
+    @property
+    def activity(self) -> ActivityLog: ...
+    @property
+    def audit(self) -> AuditTrail: ...
+    @property
+    def data_keys(self) -> DataKeys: ...
+    @property
+    def expiry(self) -> Expiry: ...
+    @property
+    def journals(self) -> Journals: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def observations(self) -> Observations: ...
+    @property
+    def recovery(self) -> Recovery: ...
+    @property
+    def responses(self) -> Responses: ...
+    @property
+    def task_log(self) -> TaskLog: ...
+    @property
+    def void(self) -> Void: ...
+
+
+class Contract:
+    """What all contracts have: a clock that stands still unless a test advances it."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()
+
+
 STANDINGS: tuple[Standing, ...] = (
     "in flight",
     "completed",
@@ -139,13 +204,6 @@ STANDINGS: tuple[Standing, ...] = (
 )
 
 
-class RecoveryStore(Store, Protocol):
-    """A store that has `recovery`."""
-
-    @property
-    def recovery(self) -> Recovery: ...
-
-
 def seen(store: Store, key: StorageKey) -> SeenRecord:
     """Return this key and its record, as the janitor or an operator sees them."""
     return SeenRecord(key, found(store, key))
@@ -153,8 +211,7 @@ def seen(store: Store, key: StorageKey) -> SeenRecord:
 
 def stood(store: Store, clock: FrozenClock, standing: Standing) -> tuple[SeenRecord, bytes]:
     """Return the record of a new key in this state, and its owner's token."""
-    key = a_key()
-    token = stand(store, clock, key, standing)
+    key, token = placed(store, clock, standing)
     return seen(store, key), token
 
 
@@ -192,7 +249,7 @@ def met(sheets: Callable[[bytes], RecordPage]) -> Iterator[SeenRecord]:
         after = sheet.after
 
 
-def stale(store: RecoveryStore, *, horizon: float, limit: int = 1000) -> dict[StorageKey, Record]:
+def stale(store: CapableStore, *, horizon: float, limit: int = 1000) -> dict[StorageKey, Record]:
     """By key, for there may be others' beside a test's own."""
     return {
         each.key: each.record
@@ -201,7 +258,7 @@ def stale(store: RecoveryStore, *, horizon: float, limit: int = 1000) -> dict[St
 
 
 def walked(
-    store: RecoveryStore, state: State, *, limit: int = 1000, tid: bytes | None = None
+    store: CapableStore, state: State, *, limit: int = 1000, tid: bytes | None = None
 ) -> dict[StorageKey, Record]:
     return {
         each.key: each.record

@@ -6,11 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
-import pytest
-
-from flask_idempotency.engine.capabilities import Ledger, Recovery, Void
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -27,7 +23,7 @@ from flask_idempotency.engine.model import (
     Voided,
 )
 from flask_idempotency.engine.quota import Quota, Usage
-from flask_idempotency.engine.store import Store, StoreOutcome
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
@@ -36,6 +32,8 @@ from flask_idempotency.testing.contract.support import (
     OTHER_FINGERPRINT,
     PAYLOAD,
     STANDINGS,
+    CapableStore,
+    Contract,
     Standing,
     a_key,
     a_request,
@@ -53,38 +51,21 @@ from flask_idempotency.testing.doubles import FrozenClock
 SCHEDULES = 300
 
 
-class VoidingStore(Store, Protocol):
-    """A store that has `void`, `ledger` and `recovery`."""
-
-    @property
-    def void(self) -> Void: ...
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def recovery(self) -> Recovery: ...
-
-
 def to_void(key: StorageKey, *, callers: Callers | None = None) -> ClaimRequest:
     return a_request(key, fingerprint=VOIDED, callers=callers)
 
 
-def voided(store: VoidingStore, key: StorageKey, *, keep: float = KEEP) -> Voided:
+def voided(store: CapableStore, key: StorageKey, *, keep: float = KEEP) -> Voided:
     """Void a key that must be free, and return the outcome."""
     outcome = store.void(to_void(key), token=a_token(), keep=keep)
     assert isinstance(outcome, Voided)
     return outcome
 
 
-class VoidContract:
+class VoidContract(Contract):
     """The contract of `flask_idempotency.engine.capabilities.Void`, for a store that has quotas and recovery too."""
 
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
-
-    def test_no_request_runs_under_a_voided_key(self, store: VoidingStore, clock: FrozenClock) -> None:
+    def test_no_request_runs_under_a_voided_key(self, store: CapableStore, clock: FrozenClock) -> None:
         """Whatever its fingerprint, and for as long as it is kept. Then the key is free, and the fence is higher."""
         key = a_key()
         outcome = voided(store, key)
@@ -101,7 +82,7 @@ class VoidContract:
         assert store.read(key) is None
         assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > record.fence
 
-    def test_a_voided_key_is_voided_again_without_a_change(self, store: VoidingStore, clock: FrozenClock) -> None:
+    def test_a_voided_key_is_voided_again_without_a_change(self, store: CapableStore, clock: FrozenClock) -> None:
         """Under the same token, as after a lost reply, and under another one."""
         key, token = a_key(), a_token()
         first = store.void(to_void(key), token=token, keep=KEEP)
@@ -115,7 +96,7 @@ class VoidContract:
 
     @for_each("standing", STANDINGS)
     def test_a_key_with_a_record_is_not_voided(
-        self, store: VoidingStore, clock: FrozenClock, standing: Standing
+        self, store: CapableStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """Its record stays as it is, and so does the right of its worker."""
         key = a_key()
@@ -128,7 +109,7 @@ class VoidContract:
         store.complete(key, token, PAYLOAD, keep=KEEP)
         assert found(store, key).payload == PAYLOAD
 
-    def test_a_key_that_is_free_again_is_voided(self, store: VoidingStore, clock: FrozenClock) -> None:
+    def test_a_key_that_is_free_again_is_voided(self, store: CapableStore, clock: FrozenClock) -> None:
         """After a release, and after its response has expired. The fence rises."""
         released, expired = a_key(), a_key()
         token = stand(store, clock, released, "in flight")
@@ -143,7 +124,7 @@ class VoidContract:
             assert found(store, key).fence > fence
             assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Voided)
 
-    def test_the_key_of_another_caller_is_left_alone(self, store: VoidingStore) -> None:
+    def test_the_key_of_another_caller_is_left_alone(self, store: CapableStore) -> None:
         """Whether that caller voided it or used it. A record of the caller itself is found."""
         mine, others = (Callers(shown=frozenset({(tenant, "alice")})) for tenant in ("acme", "globex"))
         key, used = a_key(), a_key()
@@ -157,7 +138,7 @@ class VoidContract:
         outcomes = [store.claim(each, token=a_token(), lease=LEASE) for each in claims]
         assert [Voided, OtherCaller] == [type(each) for each in outcomes]
 
-    def test_it_counts_as_a_key_of_its_tenant(self, store: VoidingStore, clock: FrozenClock) -> None:
+    def test_it_counts_as_a_key_of_its_tenant(self, store: CapableStore, clock: FrozenClock) -> None:
         """Until it expires, without a byte. Above the limit nothing is written, and a voided key is still found."""
         first, second = (a_key(tid=a_key().tid) for _ in range(2))
         second = replace(second, tid=first.tid)
@@ -177,7 +158,7 @@ class VoidContract:
         assert Usage() == store.ledger.usage(first.tid)
         assert isinstance(void(second), Voided)
 
-    def test_an_operator_finds_it_and_frees_it(self, store: VoidingStore) -> None:
+    def test_an_operator_finds_it_and_frees_it(self, store: CapableStore) -> None:
         """It is among the completed records. By force it is released, and a request runs, with a higher fence."""
         key = a_key()
         voided(store, key)
@@ -188,7 +169,7 @@ class VoidContract:
         assert store.recovery.force_release(seen(store, key))
         assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > fence
 
-    def test_of_a_request_and_a_void_one_wins(self, store: VoidingStore) -> None:
+    def test_of_a_request_and_a_void_one_wins(self, store: CapableStore) -> None:
         """Either the request runs and nothing was voided, or the key is voided and no request runs."""
         for _ in range(ROUNDS):
             key = a_key()
@@ -203,13 +184,13 @@ class VoidContract:
             runs = sum(isinstance(each, Grant) for each in outcomes)
             assert (runs, sum(isinstance(each, Voided) for each in outcomes)) in ((1, 0), (0, THREADS))
 
-    def test_no_schedule_runs_a_voided_key(self, store: VoidingStore, clock: FrozenClock) -> None:
+    def test_no_schedule_runs_a_voided_key(self, store: CapableStore, clock: FrozenClock) -> None:
         """Packets of requests and voids come late, twice and in any order, and replies are lost."""
         for seed in range(SCHEDULES):
             run_schedule(store, clock, seed)
 
 
-def run_schedule(store: VoidingStore, clock: FrozenClock, seed: int) -> None:
+def run_schedule(store: CapableStore, clock: FrozenClock, seed: int) -> None:
     """Let a client send, retry and void by a random schedule. Fail if a voided key runs, or if one that ran is voided.
 
     A packet is a call that the store gets once or twice, immediately or much later. Its reply may be lost. Between them the
