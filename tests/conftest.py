@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import itertools
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -31,6 +33,10 @@ ROOM: Final = 6 << 30
 
 EARLIER_THREADS: Final[set[threading.Thread]] = set()
 """The threads that ran before the current test began."""
+
+TESTS_BETWEEN: Final = 20
+"""So many tests may leave garbage before it is collected. Each application is in a circle."""
+ENDED: Final = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -95,9 +101,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     # Thousands of collected tests and all modules live until the end. To look for garbage among them, as often as Python
     # does by default, took a quarter of the processor time of the core stage.
+    leave_alone_what_lives()
+    gc.set_threshold(10_000, 20, 20)
+
+
+def leave_alone_what_lives() -> None:
+    """Drop the garbage, and let later collections pass over all that is left."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    # Modules that a test was the first to import, and what the tests since left behind, are otherwise looked through again by
+    # each collection that a test or the first request of an application asks for.
+    ran = yield
+    if next(ENDED) % TESTS_BETWEEN == 0:
+        leave_alone_what_lives()
+    return ran
 
 
 @pytest.hookimpl(tryfirst=True)
