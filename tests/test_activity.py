@@ -460,6 +460,7 @@ if sys.argv[1] == "down":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ("up", "down"))
 def test_a_process_that_ends_adds_its_last_counts_unless_the_store_is_down(store: str) -> None:
     """A command ends long before the first ten seconds are over. A store that is down must not delay it."""

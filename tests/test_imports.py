@@ -145,11 +145,13 @@ def of_first_requests(url: str) -> list[str]:
     return printed(FIRST_REQUESTS.format(application=APPLICATION.format(store=url)))
 
 
+@pytest.mark.slow
 def test_the_first_keyed_requests_import_nothing(redis_server: RedisServer) -> None:
     """A worker loads its store before it takes requests: the first client would wait, and so would every thread behind it."""
     assert of_first_requests(redis_server.url) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ("memory", "sqlite"))
 def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tmp_path: Path) -> None:
     url = "memory://"
@@ -184,6 +186,7 @@ def test_every_public_name_is_what_its_module_has() -> None:
             assert getattr(flask_idempotency, name) is getattr(importlib.import_module(f"{OURS}.{module}"), name)
 
 
+@pytest.mark.slow
 def test_all_names_are_listed_before_their_modules_are_loaded_and_a_star_imports_them() -> None:
     listed = "import sys, flask_idempotency as f; print(set(f.__all__) <= set(dir(f)), 'flask' in sys.modules)"
     starred = "from flask_idempotency import *\nprint(Idempotency.__name__, LeaseLost.__name__)"
@@ -191,6 +194,7 @@ def test_all_names_are_listed_before_their_modules_are_loaded_and_a_star_imports
     assert printed(f"{listed}\n{starred}") == ["True", "False", "Idempotency", "LeaseLost"]
 
 
+@pytest.mark.slow
 def test_a_module_is_found_beside_the_names() -> None:
     """`from flask_idempotency import signals` looks for a name first."""
     code = "import flask_idempotency.engine.errors\nfrom flask_idempotency import signals\nprint(signals.__name__)"

@@ -303,6 +303,7 @@ def test_a_worker_that_is_forked_during_an_export_serves_requests(reader: InMemo
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.slow
 def test_off_it_is_not_imported() -> None:
     code = (
         "import sys; from flask import Flask; from flask_idempotency import Idempotency; app = Flask('shop');"

@@ -317,6 +317,7 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
     found.close()
 
 
+@pytest.mark.slow
 def test_a_person_ends_the_page_of_a_terminal_with_ctrl_c(watching: Watching) -> None:
     watching.read_until(r"pay +12 .*\n")
 
@@ -326,6 +327,7 @@ def test_a_person_ends_the_page_of_a_terminal_with_ctrl_c(watching: Watching) ->
     assert "\x1b[1;31m3\x1b[0m" in watching.text
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_no_control_sequence(tmp_path: Path) -> None:
     watching = Watching(tmp_path, term="dumb")
     try:

@@ -101,6 +101,7 @@ class TestBash:
         assert ["doctor"] == bash(shell, "flask", "idempotency", "doc", FLASK_APP=app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "registers", "syntax"),
     (("zsh", "compdef _flask_completion flask", "-n"), ("fish", "complete --no-files --command flask", "--no-execute")),
@@ -117,6 +118,7 @@ def test_the_script_of_another_shell_registers_itself(
         assert (0, "") == ((read := run(shell, name, syntax, "script")).returncode, read.stderr)
 
 
+@pytest.mark.slow
 def test_the_protocol_of_another_shell_gets_endpoints(shell: dict[str, str]) -> None:
     typed = {"COMP_WORDS": "flask idempotency policy p", "COMP_CWORD": "p"}
     done = run(shell, "flask", _FLASK_COMPLETE="fish_complete", **typed)

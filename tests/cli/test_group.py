@@ -163,6 +163,7 @@ def test_machines_get_one_object(schema: FakeSchema | None, verb: str, code: int
     assert (code, object, "") == (result.exit_code, json.loads(result.stdout), result.stderr)
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_command() -> None:
     """A web process never needs them."""
     names = "[name for name in sys.modules if name.startswith('flask_idempotency.cli')]"

@@ -129,6 +129,7 @@ def test_a_pipe_gets_whole_plain_lines(world: World, command: tuple[str, ...], m
         assert NAME in told.output
 
 
+@pytest.mark.slow
 def test_a_real_terminal(tmp_path: Path) -> None:
     """Its table is in colour, and its cells are whole."""
     (tmp_path / "shop.py").write_text(

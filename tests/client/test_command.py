@@ -36,6 +36,7 @@ def pay(server: ScriptedServer, ledger: Path, *more: str) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_request_is_sent_once_and_its_response_is_printed(
     server: ScriptedServer, ledger: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_after_a_401_the_same_body_is_sent_with_other_credentials(server: Script
     assert len(set(server.keys)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "code", "closed"), [(reply(201), 10, True), (reply(201), 10, False), (reply(402), 1, False)]
 )

@@ -384,6 +384,7 @@ def open_and_take(path: str, rounds: int, answers: multiprocessing.Queue[list[st
 ROUNDS = 30
 
 
+@pytest.mark.slow
 def test_processes_open_write_and_close_beside_each_other(path: Path) -> None:
     """Each round opens the file and closes it. With a lock lost on the way, SQLite reports a disk I/O error."""
     answers = SPAWN.Queue()

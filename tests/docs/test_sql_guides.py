@@ -89,6 +89,7 @@ def test_doctor_has_no_fault_with_the_timeouts_of_the_deploy_page(effects: str) 
     assert "| `lease` (30 seconds) | at least 6 seconds" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ("sqlite", "postgresql"), indirect=True)
 def test_the_recipes_for_tests_that_roll_back_pass(database_url: str, tmp_path: Path) -> None:
     """The one for pytest and the one for unittest, with both of the tests that each contains."""

@@ -71,6 +71,7 @@ def test_records_elsewhere(make_app: MakeApp) -> None:
         make_app(IDEMPOTENCY_STORE="memory://")
 
 
+@pytest.mark.slow
 def test_workers_start_at_once(make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker creates the missing tables, and none fails because of another."""
     barrier, lock, parse = Barrier(4), Lock(), ast.parse

@@ -253,6 +253,7 @@ def test_entries_are_such_as_beat_reads() -> None:
     }
 
 
+@pytest.mark.slow
 def test_only_who_runs_a_janitor_needs_celery() -> None:
     """The package's name alone imports nothing, and a worker that only handles requests runs no task."""
     imports = "import sys, janitor, flask_idempotency.extension"

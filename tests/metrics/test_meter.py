@@ -147,6 +147,7 @@ def test_a_meter_uses_the_given_registry() -> None:
     assert b'idempotency_lease_losses_total{app="shop"} 0.0' in generate_latest(registry)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="gunicorn forks")
 def test_counters_of_several_processes_add_up(tmp_path: Path) -> None:
     """As gunicorn's workers are, with PROMETHEUS_MULTIPROC_DIR: every worker's counts, and one reading of the store."""

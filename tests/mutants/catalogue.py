@@ -15,6 +15,7 @@ import ast
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -74,19 +75,29 @@ def _spans(path: Path, text: str, at: str) -> Iterator[tuple[int, int]]:
     if at in ("", path.name):
         yield 0, len(text)
     elif path.suffix == ".py":
-        offsets = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
         *classes, function = at.split(".")
-        within: list[ast.AST] = [ast.parse(text)]
-        for name in classes:
-            within = [
-                each
-                for outer in within
-                for each in ast.walk(outer)
-                if isinstance(each, ast.ClassDef) and each.name == name
-            ]
-        for node in (each for outer in within for each in ast.walk(outer)):
-            if isinstance(node, ast.FunctionDef) and node.name == function:
-                yield offsets[node.lineno - 1], offsets[node.end_lineno or node.lineno]
+        for around, name, start, end in _functions(text):
+            if name == function and set(classes) <= set(around):
+                yield start, end
+
+
+@cache
+def _functions(text: str) -> list[tuple[tuple[str, ...], str, int, int]]:
+    """Return of each function the classes around it, its name, and where it begins and ends."""
+    offsets = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    found: list[tuple[tuple[str, ...], str, int, int]] = []
+    left: list[tuple[tuple[str, ...], ast.AST]] = [((), ast.parse(text))]
+    while left:
+        around, node = left.pop()
+        if isinstance(node, ast.FunctionDef):
+            found.append((around, node.name, offsets[node.lineno - 1], offsets[node.end_lineno or node.lineno]))
+        inside = (*around, node.name) if isinstance(node, ast.ClassDef) else around
+        left += [
+            (inside, each)
+            for each in ast.iter_child_nodes(node)
+            if isinstance(each, ast.stmt | ast.ExceptHandler | ast.match_case)
+        ]
+    return sorted(found, key=lambda each: each[2])
 
 
 FILES: Final = sorted(Path(__file__).parent.glob("*.toml"))

@@ -127,6 +127,7 @@ def worker(points: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_worker_dies_where_its_environment_says() -> None:
     """Behind the claim, and before it could complete."""
     with worker("kill before complete") as process:
@@ -135,6 +136,7 @@ def test_a_worker_dies_where_its_environment_says() -> None:
     assert (told, process.returncode) == ("claimed\n", -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_stands_still_where_its_environment_says_and_goes_on() -> None:
     """The claim was made when it stops, and its caller does not know yet."""
     with worker("stop after claim") as process:

@@ -29,6 +29,7 @@ def lint(tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_module_without_a_layer_fails(tree: Path) -> None:
     (tree / "flask_idempotency" / "helpers.py").touch()
 
@@ -49,6 +50,7 @@ HIGHER = (
 )
 
 
+@pytest.mark.slow
 def test_each_import_of_a_higher_layer_fails(tree: Path) -> None:
     """Not even under TYPE_CHECKING: what two modules share belongs on a lower layer."""
     for importer, imported in HIGHER:

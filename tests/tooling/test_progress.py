@@ -22,6 +22,7 @@ def test_skipped():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ("0", "1"))
 def test_counts_and_the_command_that_repeats_a_failure(tmp_path: Path, processes: str) -> None:
     (tmp_path / "test_words.py").write_text(TESTS)

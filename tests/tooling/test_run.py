@@ -15,6 +15,7 @@ from typing import Protocol
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 # The interpreter behind our environment. It has no packages of ours.
 HOST_PYTHON = str(Path(sys.executable).resolve())

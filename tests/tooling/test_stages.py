@@ -76,6 +76,7 @@ def test_tests_that_share_a_server_run_in_one_process(first: str, second: str, t
     assert (group(scheduler, f"tests/{first}") == group(scheduler, f"tests/{second}")) == together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "shown"),
     [

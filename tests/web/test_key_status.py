@@ -1187,6 +1187,7 @@ def test_a_post_to_the_view_claims_nothing() -> None:
     assert ["read"] == world.store.verbs()
 
 
+@pytest.mark.slow
 def test_the_import_of_the_view_costs_other_applications_nothing() -> None:
     """The decorator @exempt would connect a receiver of request_started, for every application of the process."""
     code = "import flask_idempotency.web.key_status; from flask import request_started; assert not request_started.receivers"

@@ -905,6 +905,7 @@ def test_a_faulty_policy_does_not_close_an_observing_endpoint(caplog: pytest.Log
     assert any("must not be shorter than lease" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 def test_an_application_that_only_enforces_does_not_load_the_code() -> None:
     """Each process would pay for it, in memory and at its start."""
     program = (

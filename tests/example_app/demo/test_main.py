@@ -166,6 +166,7 @@ def test_no_such_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no scenario has one of these titles" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_port_in_use(tmp_path: Path) -> None:
     """If the port is taken, one line names the remedy, before the demo starts a process."""
     with closing(socket.socket()) as holder:
@@ -181,6 +182,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_no_database(tmp_path: Path) -> None:
     """If DATABASE_URL leads nowhere, one line says so, and no process stays."""
     nowhere = "postgresql://127.0.0.1:1/name"

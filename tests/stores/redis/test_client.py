@@ -310,6 +310,7 @@ sys.exit(max(os.waitpid(child, 0)[1] for child in children) != 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> None:
     """gunicorn with preload_app forks after the store was made and used: parent and children then talk at once."""

@@ -143,6 +143,7 @@ def test_scripts_are_loaded_again_after_script_flush(
     call(proxied_store, verb, key, token)
 
 
+@pytest.mark.slow
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
     server = start_redis(redis_kind)
     proxied_store, key = redis_store(server.url), a_key()

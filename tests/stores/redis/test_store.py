@@ -505,6 +505,7 @@ def test_a_different_status_is_a_different_payload(store: RedisStore, clock: Fro
     assert found(store, key).state is State.COMPLETED
 
 
+@pytest.mark.slow
 def test_exactly_one_thread_of_all_processes_is_granted(redis_server: RedisServer) -> None:
     """In every round one claim is granted, and everybody else hears of it or of its answer."""
     wins, outcomes = contended(redis_server.url, rounds=40)

@@ -92,6 +92,7 @@ def test_servers_that_are_new_enough(version: str) -> None:
     assert [] == list(mysql.faults({**GOOD, "version": version}))
 
 
+@pytest.mark.slow
 def test_a_server_outside_strict_mode_is_asked_and_refused(start_mariadb: StartMariaDb) -> None:
     """It would cut a token that does not fit, and say nothing."""
     server = start_mariadb("--sql-mode=")
@@ -171,6 +172,7 @@ def test_only_a_single_mariadb_counts_by_a_sequence(
     assert expected is mysql.has_sequences(version, in_cluster=mysql.is_in_cluster(galera))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost", ("DELETE FROM idempotency_meta WHERE name = 'fence'", "DROP SEQUENCE idempotency_fence_numbers_number_seq")
 )
@@ -468,6 +470,7 @@ def test_responses_of_megabytes_and_text_beyond_the_basic_plane(open_real: Calla
     assert payload == record.payload
 
 
+@pytest.mark.slow
 def test_doctor_says_how_large_a_statement_may_be(start_mariadb: StartMariaDb) -> None:
     server = start_mariadb("--max-allowed-packet=4M")
     with server.database() as name:
@@ -623,6 +626,7 @@ def test_a_locked_row_is_no_new_key_of_a_quota(open_real: Callable[..., SqlStore
     assert before == store.ledger.usage(key.tid).new_keys
 
 
+@pytest.mark.slow
 def test_a_response_that_is_too_large_for_a_statement_is_not_stored_in_part(start_mariadb: StartMariaDb) -> None:
     """The server closes the connection. The record stays in flight, and its worker goes on with a smaller response."""
     server = start_mariadb("--max-allowed-packet=1M")

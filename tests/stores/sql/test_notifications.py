@@ -202,6 +202,7 @@ def test_a_cut_connection_is_replaced(open_store: OpenStore, caplog: pytest.LogC
     assert [True, False] == ["are interrupted" in text for text in logged]
 
 
+@pytest.mark.slow
 def test_the_listener_reconnects_after_a_restart(start_postgres: StartPostgres) -> None:
     server = start_postgres()
     server.create_database("records")
@@ -376,6 +377,7 @@ def test_a_duplicate_wakes_when_a_view_of_another_application_commits(
     assert 1 == shops[0].payments()
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_sends_no_message(start_postgres: StartPostgres) -> None:
     """PostgreSQL cannot prepare a transaction that has sent one. Its waiters poll."""
     server = start_postgres("-c", "max_prepared_transactions=5")

@@ -74,6 +74,7 @@ def asked_by_many(stores: list[SqlStore], tid: bytes, quota: Quota, *, each: int
     return [outcome for some in outcomes for outcome in some]
 
 
+@pytest.mark.slow
 @by_every_strategy
 @pytest.mark.parametrize("limit", list(EVERY_LIMIT))
 def test_never_more_than_the_limit_and_never_less(open_store: OpenStore, strategy: str, limit: str) -> None:
@@ -416,6 +417,7 @@ def test_one_claim_of_a_new_key_is_granted(open_store: OpenStore, strategy: str)
         assert 7 == sum(isinstance(outcome, InFlight) for outcome in outcomes)
 
 
+@pytest.mark.slow
 @on_postgresql
 @pytest.mark.parametrize("isolation", ("repeatable read", "serializable"))
 def test_a_stricter_isolation_level_costs_retries_only(open_store: OpenStore, records_url: str, isolation: str) -> None:

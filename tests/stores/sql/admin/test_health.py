@@ -293,6 +293,7 @@ def test_facts_that_the_role_may_not_read_are_unknown(records_url: str, make_eng
     assert schema.remedy.startswith("Grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records")
 
 
+@pytest.mark.slow
 def test_an_unreachable_database(start_postgres: StartPostgres) -> None:
     server = start_postgres()
     store = SqlStore(Database(server.url("postgres")))

@@ -397,6 +397,7 @@ def test_an_upgrade_that_fails_leaves_no_change(
     assert len(STEPS) == len(upgrade(engine))
 
 
+@pytest.mark.slow
 def test_concurrent_upgrades_run_once(make_engine: MakeEngine) -> None:
     """Every container of a deployment runs it at start: one works, the others find it done."""
     barrier = Barrier(CROWD)
@@ -549,6 +550,7 @@ def test_an_upgrade_waits_for_tables_in_use_only_if_it_must(engine: Engine, loss
     assert before == found(engine)
 
 
+@pytest.mark.slow
 @on_postgresql
 @pytest.mark.parametrize(("loss", "use"), ((NO_INDEX, UPDATE), (PLAIN_STORAGE, READ)))
 def test_a_table_that_stays_locked_is_left_alone(
