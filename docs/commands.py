@@ -21,7 +21,6 @@ _HEAD: Final = """\
 # The command line
 
 {notice}
-You operate the records of your application with `flask idempotency …`, by hand or from cron.
 [Records](../operate/records.md) says which command helps, and [pictures](../operate/screenshots.md) show what they print.
 
 | exit code | means |
@@ -33,8 +32,7 @@ With `--json` a command prints one object for machines, and an error as `{{"erro
 
 ## Complete commands with Tab
 
-Write these lines once, in a shell where `flask` is on the path. Then Tab completes commands, options and states.
-It also completes the names of endpoints if your application can be loaded. A completion calls no store.
+Write these lines once. Then Tab completes commands, options and states, and endpoints if your application can be loaded.
 
 For bash:
 

@@ -175,7 +175,7 @@ def configuration() -> str:
     }
     return (
         f"# Configuration\n\n{NOTICE}\n"
-        "You look up a policy keyword or a setting: its default, and its effect.\n\n"
+        "Each policy keyword and each setting, its default and its effect.\n\n"
         "| | where you write it | who decides |\n| --- | --- | --- |\n"
         "| [policy](#policy) | `Idempotency(…)`, `idempotency.configure(blueprint, …)`, `@idempotent(…)`, or "
         "`IDEMPOTENCY_<UPPER>` | the innermost: application, blueprint, nested blueprint, view, method of a view |\n"
@@ -188,8 +188,7 @@ def configuration() -> str:
         "[`misconfigured`](../problems/misconfigured.md) and never runs unprotected. Other URLs work.\n"
         "- Your log and `flask idempotency doctor` list all faults of views.\n"
         "- In an application without `Idempotency(app)`, a view with `@idempotent` or `@claim_here`, or of a configured "
-        "blueprint, answers 500 and names the remedy. `@exempt` views run.\n"
-        "- `IDEMPOTENCY_ENABLED=False` runs all views without protection, also where the extension was never set up.\n\n"
+        "blueprint, answers 500.\n\n"
         "## Policy\n\n" + _tables("keyword", policy, POLICY_TOPICS) + "## Messages\n\n"
         "The keywords of `idempotency.inbox(name, …)`, `Inbox.standalone(…)` and `@idempotent_task(…)`. No setting, "
         "profile or policy of endpoints reaches a [message](../guides/messages.md).\n\n"
@@ -282,9 +281,9 @@ def problems() -> str:
         "Your client got a refusal with a `code`: its page shows what happened and what to send next.\n"
         "Each is an RFC 9457 problem document. Its `type` is `IDEMPOTENCY_DOCS_URL` followed by the code. "
         "While you set none, `Link` leads to a page that the application serves itself.\n\n"
-        "You can send the same request with the same key again: it does not run twice while the service keeps the key (24 "
-        "hours by default). There are three exceptions: after `commit-unknown`, because that request has no key; after "
-        "`memory-lost`, once an operator accepts the risk; and after a response with `Idempotency-Status: unprotected`.\n\n"
+        "The same request with the same key does not run twice while the service keeps the key (24 hours by default), with "
+        "three exceptions: after `commit-unknown`, because it has no key; after `memory-lost`, once an operator accepts the "
+        "risk; and after a response with `Idempotency-Status: unprotected`.\n\n"
         + _table(("code", "status", "send it again?"), rows)
         + "\nNo key, record, payload or principal appears in a problem. In debug mode only, `outcome-unknown` names the "
         "record by its id, and `misconfigured` names the fault.\n"
@@ -323,15 +322,13 @@ def signals() -> str:
     """How a receiver gets an event."""
     return (
         f"# Signals\n\n{NOTICE}\n"
-        "You connect a receiver to a Blinker signal, to react when a key is claimed, replayed or quarantined.\n\n"
+        "Connect a receiver to a Blinker signal, to react when a key is claimed, replayed or quarantined.\n\n"
         "```python\nfrom flask_idempotency import signals\n\n\n"
         "def alert(application, event):\n"
         '    print(f"{event.operation}: {event.reason}")\n\n\n'
         "signals.quarantined.connect(alert)\n```\n\n"
         "A receiver gets the application as sender, and the event as `event`. It runs in the thread of the request, or in "
         "the lease thread, so keep it quick. The extension logs what a receiver raises, and goes on.\n"
-        "Each event has `record` and `operation` (the endpoint). `record` is a short keyed hash: it distinguishes keys and "
-        "reveals none.\n\n"
         "[All events](events.md#the-log) have a signal: that of `claim-granted` is `signals.claim_granted`, with a "
         "`ClaimGranted`. [The API](api/event-classes.md) explains each event and its fields.\n"
     )
@@ -354,10 +351,9 @@ def events() -> str:
     gauges = [(f"`{name}`", _listed(labels), about) for name, (about, labels) in GAUGES.items()]
     return (
         f"# Events, logs and metrics\n\n{NOTICE}\n"
-        "You look up an event, a log line or a metric by name.\n\n"
+        "Each event, log line and metric by its name.\n\n"
         f"## The log\n\nEach event is a [signal](signals.md), a line on the logger `{LOGGER}`, and a "
-        "[metric](../operate/metrics.md). The signal `signals.claim_granted` is `claim-granted` in the log, and has the same "
-        "fields.\n"
+        "[metric](../operate/metrics.md), with the same fields.\n"
         "The sentence of an event never varies, so you can count lines by it. Its facts are fields of the log record "
         "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash), `operation` (the endpoint or the task), and "
         "the fields of the event.\n"

@@ -70,15 +70,13 @@ def page(notice: str) -> str:
         "# Public names",
         "",
         notice,
-        "You pin a version, or upgrade, and want to know which names you may rely on.",
-        "",
-        f"These {len(list(names()))} names are public: those in `__all__` of the modules below, and the attributes of their "
-        "classes that have no leading underscore. Their settings, problem codes, events and commands are listed in the "
+        f"You may rely on these {len(list(names()))} names, those in `__all__` of the modules below, on the attributes of "
+        "their classes that have no leading underscore, and on the settings, problem codes, events and commands of the "
         "[reference](index.md).",
-        "Everything else is internal, also without an underscore, and in modules that are not here: it may change in any "
-        "release. From 1.0 on, a public name is removed only in a new major version, after a `DeprecationWarning` in a minor "
-        "one. The [API](api/index.md) describes each name; in a checkout, its docstring does. The names of `engine` are for "
-        "authors of stores and key providers, and for receivers of [events](events.md#the-log).",
+        "Everything else is internal and may change in any release. From 1.0 on, a public name is removed only in a new "
+        "major version, after a `DeprecationWarning` in a minor one. The [API](api/index.md) describes each name; in a "
+        "checkout, its docstring does. The names of `engine` are for authors of stores and key providers, and for "
+        "receivers of [events](events.md#the-log).",
         "",
     ]
     for each in MODULES:
