@@ -113,7 +113,12 @@ class DataKeyCache:
         with self._lock:
             self._held.pop(name, None)
             self._held[name] = since, key
-            self._drop_old()
+            now = self._monotonic()
+            while self._held:
+                oldest, (since, _) = next(iter(self._held.items()))
+                if len(self._held) <= self._limit and now - since < FINISHING_SECONDS:
+                    return
+                del self._held[oldest]
 
     def drop(self, tid: bytes) -> None:
         """Drop all keys of this tenant."""
@@ -124,14 +129,6 @@ class DataKeyCache:
     def _unlock(self) -> None:
         # After a fork: a thread of the parent may have held the lock, and it does not exist in the child.
         self._lock = threading.Lock()
-
-    def _drop_old(self) -> None:
-        now = self._monotonic()
-        while self._held:
-            name, (since, _) = next(iter(self._held.items()))
-            if len(self._held) <= self._limit and now - since < FINISHING_SECONDS:
-                return
-            del self._held[name]
 
 
 MAX_STEP: Final = 2**20
@@ -389,7 +386,12 @@ class EncryptedCodec:
 
     def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is None:
-            return self._open_plain(payload, binding)
+            if not self._plain_allowed:
+                raise CorruptRecord(
+                    "the response is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store "
+                    "may have planted it. Run `flask idempotency doctor` before you change the setting"
+                )
+            return self._envelope.open(payload, binding)
         head = payload.data[:1]
         if len(payload.data) < _SHORTEST:
             raise CorruptRecord("the encrypted response is cut short")
@@ -458,14 +460,6 @@ class EncryptedCodec:
         if namespace not in namespaces:
             raise Undeliverable("the message belongs to another namespace: another program has moved it")
         return opened
-
-    def _open_plain(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
-        if not self._plain_allowed:
-            raise CorruptRecord(
-                "the response is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store may "
-                "have planted it. Run `flask idempotency doctor` before you change the setting"
-            )
-        return self._envelope.open(payload, binding)
 
     def _decrypted(self, payload: StoredPayload, by: SealedBy, binding: SealContext | StepContext) -> bytes:
         key = self._data_keys.for_opening(binding.key.tid, by)

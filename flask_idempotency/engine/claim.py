@@ -290,7 +290,10 @@ class Claim:
         """Commit the view's rows together with the record from here on, or not at all."""
         keys = tuple(context.key for context in self.contexts)
         self._transaction = transactions.join(
-            keys, self._token, operation=self.operation, on_early_commit=self._committed_early
+            keys,
+            self._token,
+            operation=self.operation,
+            on_early_commit=lambda: self._deps.observers(CommittedEarly(self.label, self.operation)),
         )
         self.transactional = True
 
@@ -600,6 +603,3 @@ class Claim:
         event = sealed.completed(self.label, self.operation)
         self.kept = event.kept
         self._deps.observers(event)
-
-    def _committed_early(self) -> None:
-        self._deps.observers(CommittedEarly(self.label, self.operation))

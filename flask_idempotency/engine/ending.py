@@ -81,27 +81,17 @@ class Running:
         return self.claim is not None and self.claim.past_point
 
 
-def _no_request() -> object:
-    return None
+def _nothing(*_: object) -> None:
+    """What each of these finds as long as no package sets it."""
 
 
-request_context: Callable[[], object] = _no_request
+request_context: Callable[[], object] = _nothing
 """Return the request context that is current. `web` sets this: without it, no request has a claim."""
 
-
-def _no_work() -> Running | None:
-    return None
-
-
-request_work: Callable[[], Running | None] = _no_work
+request_work: Callable[[], Running | None] = _nothing
 """Return the request that is being handled. `web` sets this too."""
 
-
-def _no_step(work: Running) -> str | None:
-    return None
-
-
-step_in: Callable[[Running], str | None] = _no_step
+step_in: Callable[[Running], str | None] = _nothing
 """Return the name of the step of this work whose function runs here. `steps` sets this: without it, there are none."""
 
 running: ContextVar[tuple[Running, object] | None] = ContextVar("flask_idempotency_running", default=None)
@@ -135,8 +125,7 @@ def commits_rows_here() -> bool:
     work = work_here()
     if work is None or work.policy.effects == "transactional":
         return work is not None
-    name = step_in(work)
-    return any(step.name == name and step.effects == "transactional" for step in work.policy.steps)
+    return work.policy.commits_step(step_in(work))
 
 
 def decide(

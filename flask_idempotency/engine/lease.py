@@ -112,7 +112,10 @@ class LeaseRenewer:
         One more failure among those ends the round. So a silent part of a store does not delay the claims in other parts.
         Any other exception is logged, and the renewable runs again later; it does not affect the others.
         """
-        for renewable, due in sorted(self._take_due(), key=lambda pair: pair[0] in self._unanswered):
+        now = self._monotonic()
+        with self._changed:
+            due_now = [(renewable, due) for renewable, due in self._due.items() if due <= now]
+        for renewable, due in sorted(due_now, key=lambda pair: (pair[0] in self._unanswered, pair[1])):
             after: float | None = FAILED_SECONDS
             try:
                 after = renewable.run()
@@ -127,11 +130,6 @@ class LeaseRenewer:
                 _log.exception("a claim could not be renewed or ended; it is tried again")
             self._unanswered.discard(renewable)
             self._put_back(renewable, due, after)
-
-    def _take_due(self) -> list[tuple[Renewable, float]]:
-        now = self._monotonic()
-        with self._changed:
-            return sorted(((t, due) for t, due in self._due.items() if due <= now), key=lambda pair: pair[1])
 
     def _put_back(self, renewable: Renewable, due: float, after: float | None) -> None:
         with self._changed:

@@ -74,28 +74,21 @@ def cause_of(error: BaseException) -> str:
         return str(below)  # the id of a key helps, and is no secret
     # SQLAlchemy wraps the error of the driver.
     driver = getattr(below, "orig", None)
-    return _named(driver if isinstance(driver, BaseException) else below)
-
-
-def _named(error: BaseException) -> str:
-    name = type(error).__name__
-    if any(parent.__module__ == "sqlite3" for parent in type(error).__mro__):
-        return _named_by_sqlite(error)
+    named = driver if isinstance(driver, BaseException) else below
+    name, parents = type(named).__name__, type(named).__mro__
+    if any(parent.__module__ == "sqlite3" for parent in parents):
+        # The low byte: extended codes are above it.
+        if getattr(named, "sqlite_errorcode", 0) & 0xFF in _LOCKED or _IS_LOCKED.match(str(named)):
+            return ONE_WRITER
+        return " ".join(filter(None, (getattr(named, "sqlite_errorname", ""), name)))
     # Compared by name, because this module does not know the store, or whether its client is installed.
-    if any(parent.__name__ == "ResponseError" or parent.__name__ in _REDIS_CODES for parent in type(error).__mro__):
+    if any(parent.__name__ == "ResponseError" or parent.__name__ in _REDIS_CODES for parent in parents):
         code = _REDIS_CODES.get(name)
-        found = _CODE.match(str(error)) if code is None else None
+        found = _CODE.match(str(named)) if code is None else None
         code = found[0] if found is not None else code
         return name if code is None else f"{name}: {code}"
-    state = sqlstate(error)
+    state = sqlstate(named)
     return f"{state} {name}" if state else name
-
-
-def _named_by_sqlite(error: BaseException) -> str:
-    # The low byte: extended codes are above it.
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED or _IS_LOCKED.match(str(error)):
-        return ONE_WRITER
-    return " ".join(filter(None, (getattr(error, "sqlite_errorname", ""), type(error).__name__)))
 
 
 def sqlstate(error: BaseException | None) -> str:

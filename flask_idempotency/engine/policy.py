@@ -124,6 +124,10 @@ class Policy:
         """Whether this package commits rows of the view, with a claim and without one."""
         return self.effects == "transactional" or any(step.effects == "transactional" for step in self.steps)
 
+    def commits_step(self, name: str | None) -> bool:
+        """Return whether this package commits the rows of the step of this name."""
+        return any(step.name == name and step.effects == "transactional" for step in self.steps)
+
     @property
     def shows_effects(self) -> bool:
         """Whether the store has a trace of each effect before it happens, so that a record without one had none.

@@ -89,7 +89,8 @@ class Quota:
             for name, value in (("records", self.records), ("bytes", self.bytes), ("in_flight", self.in_flight))
             if value is not None and not _is_count(value)
         ]
-        if self.new_keys is not None and not _is_rate(self.new_keys):
+        rate = self.new_keys
+        if rate is not None and not (_is_count(rate.count) and 0 < rate.seconds < 1e10):
             faults.append(
                 "new_keys must be NewKeys(count, seconds): a whole number from 0 to 2**53, and seconds above 0"
             )
@@ -157,7 +158,3 @@ LIMITS: Final[Mapping[str, str]] = {
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_LIMIT
-
-
-def _is_rate(rate: NewKeys) -> bool:
-    return _is_count(rate.count) and 0 < rate.seconds < 1e10

@@ -108,7 +108,7 @@ class Step:
             raise ConfigurationError(f"step {self.name!r}: was= names the step itself. Leave it out.")
         if self.effects not in get_args(Effects):
             raise ConfigurationError(f"step {self.name!r}: effects must be one of {', '.join(get_args(Effects))}.")
-        if not _all_in_tuple(self.harmless, _is_exception):
+        if not _all_in_tuple(self.harmless, lambda each: isinstance(each, type) and issubclass(each, Exception)):
             raise TypeError(
                 f"step {self.name!r}: harmless is a tuple of subclasses of Exception. An interrupt proves nothing."
             )
@@ -119,7 +119,7 @@ class Step:
                     "the step would run twice. Read the answer of the other side in the step's function, and raise an "
                     "exception of your own where it proves that nothing happened."
                 )
-        if self.compare is not None and not _all_in_tuple(self.compare, _is_text):
+        if self.compare is not None and not _all_in_tuple(self.compare, lambda each: isinstance(each, str)):
             raise TypeError(f"step {self.name!r}: compare is a tuple of parameter names")
         if self.item is not None and not isinstance(self.item, str):
             raise TypeError(f"step {self.name!r}: item is the name of a parameter")
@@ -151,14 +151,6 @@ def _rebuilds(value: object) -> bool:
     if isinstance(value, tuple):
         return len(value) == 2 and all(map(callable, value))
     return isinstance(value, type) and (is_dataclass(value) or (issubclass(value, tuple) and hasattr(value, "_fields")))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_exception(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Exception)
 
 
 def _says_nothing(error: type[BaseException]) -> bool:

@@ -249,10 +249,6 @@ class Steps:
             return any(record.effects for record in self._records)
 
     @property
-    def _has_pure(self) -> bool:
-        return any(record.effects < len(record.entries) for record in self._records)
-
-    @property
     def in_doubt(self) -> bool:
         """Whether a plain step has begun, and it is unknown whether it happened."""
         with self._lock:
@@ -355,7 +351,7 @@ class Steps:
             if entry is not None and entry.state is StepState.FINISHED:
                 self._ask(run)
                 run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
-                self._events.append(StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label))
+                self._note_event(StepRecalled, run)
                 return True
         # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
         if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
@@ -415,7 +411,8 @@ class Steps:
             )
         elif step.effects != "pure":
             # With a pure value, record that an effect may depend on it: a release without an effect would forget the value.
-            if (step.intent or self._has_pure) and not again:
+            has_pure = any(record.effects < len(record.entries) for record in self._records)
+            if (step.intent or has_pure) and not again:
                 self._note(run, StepState.BEGUN, None)
             try:
                 self._send()
@@ -479,17 +476,7 @@ class Steps:
                     # The next write carries it, and no effect begins before one arrives.
                     self._events.append(CompletionRetrying(self._label, self._operation, error=cause_of(error)))
                     return result is not None
-            self._events.append(
-                StepFinished(
-                    self._label,
-                    self._operation,
-                    run.step.name,
-                    run.step.effects,
-                    run.item_label,
-                    took,
-                    0 if result is None else len(result),
-                )
-            )
+            self._note_event(StepFinished, run, took, 0 if result is None else len(result))
             return result is not None
 
     def _commit(self, run: StepRun, transaction: StepTransaction) -> None:
@@ -540,16 +527,13 @@ class Steps:
                 run.early = run.early or run.transaction.committed_early
                 run.transaction.leave()
             if run.early or (step.effects == "plain" and not nothing):
-                event: StepDoubtful | StepFailed = StepDoubtful(
-                    self._label, self._operation, step.name, step.effects, run.item_label, name
-                )
+                self._note_event(StepDoubtful, run, name)
             else:
                 if nothing:
                     self._asked.discard((step.recorded_as, run.item))
                 if nothing or step.effects == "transactional":
                     self._withdraw(run)
-                event = StepFailed(self._label, self._operation, step.name, step.effects, run.item_label, name)
-            self._events.append(event)
+                self._note_event(StepFailed, run, name)
 
     def _end(self, run: StepRun) -> None:
         if run.ended:
@@ -703,15 +687,17 @@ class Steps:
             self.poisoned = STEPS_CHANGED
             self._events.append(StepsChangedHeld(self._label, self._operation, step, why))
 
+    def _note_event(self, kind: Callable[..., Event], run: StepRun, *facts: object) -> None:
+        step = run.step
+        self._events.append(kind(self._label, self._operation, step.name, step.effects, run.item_label, *facts))
+
     def _changed(self, step: str, why: str, text: str) -> StepsChanged:
         self._poison(step, why)
         return StepsChanged(f"the step {step!r} {text}")
 
     def _not_kept(self, run: StepRun, why: str) -> None:
         with self._locked():
-            self._events.append(
-                StepResultNotKept(self._label, self._operation, run.step.name, run.step.effects, run.item_label, why)
-            )
+            self._note_event(StepResultNotKept, run, why)
 
 
 class StepRun:

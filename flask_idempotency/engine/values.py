@@ -48,7 +48,11 @@ else:
         def made(cls: type) -> type:
             cls = dataclass(slots=True, repr=False, eq=eq, unsafe_hash=eq, kw_only=kw_only)(cls)
             every = fields(cls)
-            values = _values_of([each.name for each in every if each.compare])
+            names = [each.name for each in every if each.compare]
+            # An `attrgetter` of one name returns no tuple. Tuples compare by identity before equality.
+            values = (
+                attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+            )
             shown = [each.name for each in every if each.repr]
 
             def equal(self: Any, other: Any) -> bool:
@@ -72,10 +76,3 @@ else:
             return cls
 
         return made
-
-    def _values_of(names: list[str]) -> Any:
-        """Return a function from an object to the tuple of these fields."""
-        if len(names) > 1:
-            return attrgetter(*names)
-        # An `attrgetter` of one name returns no tuple. Tuples compare by identity before equality.
-        return lambda value: tuple(getattr(value, name) for name in names)

@@ -31,7 +31,6 @@ from flask_idempotency.engine.errors import (
     StepsChanged,
 )
 from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, Effects
-from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
 from flask_idempotency.engine.steps import StepRun, Steps
 from flask_idempotency.engine.store import Transaction
@@ -279,7 +278,7 @@ def _without_claim(work: Running | None, name: str, item: Item | None) -> Iterat
     transaction: Transaction | None = None
     token = _call.set(_Call(name, item, None, inside=work))
     try:
-        if work is not None and work.transactions is not None and _is_transactional(work.policy, name):
+        if work is not None and work.transactions is not None and work.policy.commits_step(name):
             transaction = work.transactions.join((), b"", operation=work.operation, on_early_commit=_ignore)
         try:
             yield
@@ -294,10 +293,6 @@ def _without_claim(work: Running | None, name: str, item: Item | None) -> Iterat
                 transaction.leave()
     finally:
         _call.reset(token)
-
-
-def _is_transactional(policy: Policy, name: str) -> bool:
-    return any(step.name == name and step.effects == "transactional" for step in policy.steps)
 
 
 def _ignore() -> None:
