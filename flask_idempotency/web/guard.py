@@ -10,20 +10,18 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Final, Protocol
 
 from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.activity import Activity
-from flask_idempotency.assembly import is_process_local
 from flask_idempotency.codec import canonical
 from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED, without_key
 from flask_idempotency.engine.claim import Claim
@@ -46,14 +44,12 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
-from flask_idempotency.engine.lease import releasable_in
 from flask_idempotency.engine.model import (
     IN_DOUBT,
     ClaimRequest,
     InFlight,
     OverQuota,
     Record,
-    State,
     StoredResponse,
     Unknown,
 )
@@ -61,7 +57,6 @@ from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.options import FormerIdentity
-from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.callbacks import (
     Callbacks,
     former_names,
@@ -72,15 +67,13 @@ from flask_idempotency.web.callbacks import (
 from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
-    PAGES_PATH,
-    POLICY_PATH,
     STORE_RETRY_SECONDS,
     Problem,
     failure,
     refusal,
-    render,
     step_problem,
 )
+from flask_idempotency.web.replies import Replies, command_for
 from flask_idempotency.web.request_body import (
     FORM_TYPES,
     MEMORY_BYTES,
@@ -92,10 +85,9 @@ from flask_idempotency.web.request_body import (
 )
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
 from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
-from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay, replay
+from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay
 
 if TYPE_CHECKING:
-    from flask_idempotency.engine.keys import StorageKey
     from flask_idempotency.engine.steps import Steps
     from flask_idempotency.web.kept_requests import Try
     from flask_idempotency.web.key_status import KeyStatusView
@@ -163,7 +155,7 @@ class Guard:
         self.engine = engine
         self._observe = observe
         self._tracing = tracing
-        self._serves_pages = settings.serves_problem_pages
+        self.replies = Replies(app, settings, callbacks)
         self._observer: Observing | None = None
         self._making = Lock()
         self.activity = activity
@@ -178,8 +170,6 @@ class Guard:
         self._outages = OutageLog()
         self._quarantines = QuarantineLog()
         self._next_body_line = -math.inf
-        self.status_views: Mapping[str, str] = {}
-        """The endpoints of status views, by blueprint. Set before the first request: see `find_status_views`."""
         self._unknown_callers: set[str] = set()
         self._unkept: set[str] = set()
         """Endpoints that have been logged."""
@@ -202,21 +192,12 @@ class Guard:
         if self.abandoned_streams:
             self.settle_abandoned()
         policy, settings, callbacks = state.policy, self._settings, self._callbacks
-        if state.finishing is not None:
-            return self._adopt(state, state.finishing, request)
-        if not settings.enabled:
-            return self._run_without_key(state)
-        if policy.mode != "enforce" and self._observe is not None:
-            self._watch(state, request)
-            return self._run_without_key(state)
+        observed = policy.mode != "enforce" and self._observe is not None
+        if observed or state.finishing is not None or not settings.enabled:
+            return self._begin_otherwise(state, request)
         try:
-            if policy.key is not None:
-                state.body = read_body(request, most=policy.max_request_body)
-                values = found_key(request, self._app.ensure_sync(policy.key), state.body)
-            else:
-                values = client_keys(request, policy)
-            if policy.form_field is not None and request.mimetype in FORM_TYPES:
-                state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
+            in_body = policy.key is not None or policy.form_field is not None
+            values = self._keys_in_body(state, request) if in_body else client_keys(request, policy)
             if not values:
                 if policy.required and self.activity is not None:
                     self.activity.count(state.operation, without_key(self._credentials.kind_of(request)))
@@ -273,33 +254,55 @@ class Guard:
             policy = _with_preference(policy, state, request)
         try:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
-        except StoreUnavailable as error:
-            return self._store_failed(state, error)
-        except ConfigurationError as error:
-            return self._unusable(state, error)
-        except CorruptRecord as error:
-            return self._refuse(state, failure(error))
+        except (StoreUnavailable, ConfigurationError, CorruptRecord) as error:
+            return self._not_claimed(state, error)
         if self._tracing is not None:
             self._tracing.decided(outcome, partial(self.engine.read, requests[0].key))
         if isinstance(outcome, Claim):
             state.claim, state.oldest, state.phase = outcome, self._identities[-1], Phase.CLAIMED
             if outcome.steps is not None:
-                state.thread, state.strict = get_ident(), self._app.debug or self._app.testing
-                if policy.finish == "janitor":
-                    self._keep(state, request, outcome.steps, [context.key for context in outcome.contexts])
+                self._let_steps_begin(state, request, outcome, outcome.steps)
             return None
         if isinstance(outcome, Unknown) and self._app.debug:
-            return self._refuse(state, replace(refusal(outcome), detail=self._command(requests, state)))
+            detail = command_for(self.engine, self._settings, state.policy, requests)
+            return self._refuse(state, replace(refusal(outcome), detail=detail))
         response = self._outcome(state, outcome)
         state.phase = Phase.ANSWERED
         return response
 
-    def _keep(self, state: RequestState, request: Request, steps: Steps, keys: Sequence[StorageKey]) -> None:
-        """Keep the request for the janitor, from the first recorded step on."""
+    def _begin_otherwise(self, state: RequestState, request: Request) -> Response | None:
+        """Begin a request that claims no key of its own: the janitor's, or one that is not enforced."""
+        if state.finishing is not None:
+            return self._adopt(state, state.finishing, request)
+        if self._settings.enabled:
+            try:
+                if (observer := self.observer) is not None:
+                    observer.watch(state, request)
+            except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
+                _log.exception("%s could not observe a request. The request was not affected.", state.operation)
+        return self._run_without_key(state)
+
+    def _keys_in_body(self, state: RequestState, request: Request) -> list[str]:
+        """Return the keys of a request whose body may carry them."""
+        policy = state.policy
+        if policy.key is not None:
+            state.body = read_body(request, most=policy.max_request_body)
+            return found_key(request, self._app.ensure_sync(policy.key), state.body)
+        values = client_keys(request, policy)
+        if request.mimetype in FORM_TYPES:
+            state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
+        return values
+
+    def _let_steps_begin(self, state: RequestState, request: Request, claim: Claim, steps: Steps) -> None:
+        """Say where steps may run. Keep the request for the janitor, if it may finish it, from the first step on."""
+        state.thread, state.strict = get_ident(), self._app.debug or self._app.testing
+        if state.policy.finish != "janitor":
+            return
         from flask_idempotency.web.kept_requests import KeptRequest  # for the endpoints that the janitor finishes
 
         kept = None
         if state.body is not None:
+            keys = [context.key for context in claim.contexts]
             kept = KeptRequest.of(request, state.policy, state.body, keys, (state.tenant, state.principal))
         data = None if kept is None else kept.encode()
         if data is not None:
@@ -331,14 +334,6 @@ class Guard:
         if self.activity is not None:
             state.began = perf_counter()
         return None
-
-    def _watch(self, state: RequestState, request: Request) -> None:
-        """Note a request that is only observed."""
-        try:
-            if (observer := self.observer) is not None:
-                observer.watch(state, request)
-        except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
-            _log.exception("%s could not observe a request. The request was not affected.", state.operation)
 
     def _unreadable(
         self, state: RequestState, error: UnknownCaller | InvalidKey | TruncatedBody | BodyTooLarge | BodyNotKept
@@ -393,20 +388,11 @@ class Guard:
 
     def _reply(self, state: RequestState, reply: Problem | StoredResponse) -> Response:
         """Build our response, and remember how it looks, so that `capture` notices what others make of it."""
-        if self.status_views and isinstance(reply, Problem):
-            reply = self._with_status_url(state, reply)
-        response = self._build(reply, state.policy)
+        if self.replies.status_views and isinstance(reply, Problem):
+            reply = self.replies.with_status_url(state, reply)
+        response = self.replies.build(reply, state.policy)
         state.reply, state.response, state.looks = reply, response, looks(response)
         return response
-
-    def _with_status_url(self, state: RequestState, problem: Problem) -> Problem:
-        """Say where the client can ask what becomes of its key, if this problem leaves that open."""
-        from flask_idempotency.web.key_status import OPEN_ENDED, status_url  # for applications with a status view
-
-        if not state.client_key or problem.code not in OPEN_ENDED or state.policy.principal is not None:
-            return problem
-        url = status_url(self.status_views, self._app, self._callbacks, (state.tenant, state.principal))
-        return replace(problem, status_url=url)
 
     def key_status(self, policies: Policies) -> KeyStatusView:
         """Make what tells clients what became of their keys."""
@@ -419,62 +405,8 @@ class Guard:
             settings=self._settings,
             callbacks=self._callbacks,
             policies=policies,
-            problem=self.problem,
+            problem=self.replies.build,
         )
-
-    def _build(self, reply: Problem | StoredResponse, policy: Policy) -> Response:
-        """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
-        docs_url, response_class = self._settings.docs_url, self._app.response_class
-        if isinstance(reply, Problem):
-            in_form, profile = policy.form_field is not None, PROFILES[policy.profile]
-            return self._render(
-                reply, profile=profile, docs_url=docs_url, response_class=response_class, in_form=in_form
-            )
-        return replay(reply, policy=policy, response_class=response_class, docs_url=docs_url, renderer=self._render)
-
-    def _render(
-        self,
-        problem: Problem,
-        *,
-        profile: Profile,
-        docs_url: str,
-        response_class: type[Response],
-        in_form: bool = False,
-    ) -> Response:
-        """Render a problem as the application's own renderer puts it, or else the profile.
-
-        `in_form`: a form carries its key, so the same form has the same key.
-        """
-        settings = self._settings
-        if settings.publish:
-            problem = replace(problem, policy_url=quote(context.get().request.root_path) + POLICY_PATH)
-        own: Any = self._callbacks.problem_renderer
-        if own is not None:
-            try:
-                shown = replace(problem, status=problem.status_in(profile))
-                made = own(shown, profile=profile, docs_url=docs_url, response_class=response_class)
-                if made is not None:
-                    response = self._app.make_response(made)
-                    for name, value in problem.http_headers:
-                        response.headers.setdefault(name, value)
-                    if problem.status_url or problem.policy_url:
-                        response.headers.add("Link", problem.links)
-                    return response
-            except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
-                _log.exception("the problem renderer failed on %s", problem.code)
-        request: Request = context.get().request
-        pages = quote(request.root_path) + PAGES_PATH if self._serves_pages else ""
-        made = render(problem, profile=profile, docs_url=docs_url, response_class=response_class, pages_url=pages)
-        if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", ""):
-            from flask_idempotency.web.problem_pages import as_page, prefers_page  # for the refusals of browsers
-
-            if prefers_page(request):
-                return as_page(made, problem, response_class, same_key=in_form)
-        return made
-
-    def problem(self, problem: Problem, policy: Policy) -> Response:
-        """Build the response for a request that is closed by a fault of its policy."""
-        return self._build(problem, policy)
 
     def rebuild(self, state: RequestState) -> Response | None:
         """Build the response again that was sent in the view's place: the first may have changed. None: there was none."""
@@ -514,34 +446,36 @@ class Guard:
         self._observers(ReplayServed(state.record, state.operation, status=status, kept=kept))
         return response
 
-    def _store_failed(self, state: RequestState, error: StoreUnavailable) -> Response | None:
-        """Refuse the request, or let it run without a claim if the policy allows that."""
+    def _not_claimed(
+        self, state: RequestState, error: StoreUnavailable | ConfigurationError | CorruptRecord
+    ) -> Response | None:
+        """Refuse the request, or let it run without a claim if its policy allows that for a store that is down.
+
+        A claim may find a fault of the set-up: log the remedy, or raise it where Flask lets errors pass, as in debug mode and
+        in tests. Such a request never runs: the store would grant its retry once the fault is repaired.
+        """
+        if isinstance(error, CorruptRecord):
+            return self._refuse(state, failure(error))
         if isinstance(error, StoreDataLoss):
             # The engine has published it. Such a request never runs.
             self._outages.refused(state.operation, error)
             return self._refuse(state, failure(error))
-        # Neither of these means that the store is down: what runs past it now, it would let run again.
-        known = isinstance(error, ResponseUnavailable | KeyProviderUnavailable)
-        allowed = state.policy.on_store_down == "allow" and not known
+        allowed, problem = False, Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
+        if isinstance(error, ConfigurationError):
+            passes = self._app.config["PROPAGATE_EXCEPTIONS"]
+            if self._app.testing or self._app.debug if passes is None else passes:
+                raise error
+        else:
+            # Neither of these means that the store is down: what runs past it now, it would let run again.
+            known = isinstance(error, ResponseUnavailable | KeyProviderUnavailable)
+            allowed = state.policy.on_store_down == "allow" and not known
+            problem = failure(error)
         self._observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=allowed))
         if not allowed:
             self._outages.refused(state.operation, error)
-            return self._refuse(state, failure(error))
+            return self._refuse(state, problem)
         state.phase, state.transactions = Phase.UNPROTECTED, self.engine.transactions
         return None
-
-    def _unusable(self, state: RequestState, error: ConfigurationError) -> Response:
-        """Refuse a request whose claim found a fault of the set-up, and log the remedy. Raise it where Flask lets errors pass,
-        as in debug mode and in tests.
-
-        Such a request never runs: the store would grant its retry once the fault is repaired.
-        """
-        passes = self._app.config["PROPAGATE_EXCEPTIONS"]
-        if self._app.testing or self._app.debug if passes is None else passes:
-            raise error
-        self._observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=False))
-        self._outages.refused(state.operation, error)
-        return self._refuse(state, Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS))
 
     def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
         """Refuse a request whose body no temporary file takes, and free what it takes of the disk."""
@@ -572,34 +506,6 @@ class Guard:
             _log.log(level, "%s refused a request with a key: %s. %s", state.operation, error, error.remedy)
         detail = f"{error.remedy}\n\n{error.lines}".rstrip() if self._app.debug else ""
         return Problem("principal-required", detail, status=403 if error.set_up else 500)
-
-    def _command(self, requests: Sequence[ClaimRequest], state: RequestState) -> str:
-        """Return the command that frees this key, for a developer. In debug mode only: it names the record."""
-        if is_process_local(self._settings):
-            return "In debug mode: the records are in this process's memory, so a restart frees the key."
-        for request in reversed(requests):
-            try:
-                record = self.engine.read(request.key)
-            except (StoreUnavailable, CorruptRecord):
-                continue
-            if record is not None and record.state is State.QUARANTINED:
-                remaining = releasable_in(record, state.policy)
-                # The operators' tools: a worker loads them for this sentence only, which it writes in debug mode.
-                from flask_idempotency.operations.records import handle_of
-
-                handle = handle_of(request.key)
-                if state.policy.effects == "steps":
-                    # A release would run its finished steps again, and so it refuses.
-                    return (
-                        f"In debug mode: `flask idempotency show {handle}` shows its steps. Settle the one in doubt by "
-                        f"`flask idempotency resolve {handle} --step NAME`; then a retry goes on after the finished ones."
-                    )
-                early = f" For {math.ceil(remaining)} s from now it needs --force." if remaining > 0 else ""
-                return (
-                    "In debug mode: if it was not carried out, free the key by "
-                    f"`flask idempotency release {handle} --reason debug`.{early}"
-                )
-        return ""
 
     # -- after the view
 
@@ -633,7 +539,7 @@ class Guard:
         if state.phase is Phase.ANSWERED and state.reply is not None:
             # Others may have changed our response, or have put another in its place.
             if response is not state.response or looks(response) != state.looks:
-                overlay(response, self._build(state.reply, state.policy), policy=state.policy)
+                overlay(response, self.replies.build(state.reply, state.policy), policy=state.policy)
         elif state.phase is Phase.UNPROTECTED:
             response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
         if state.phase is not Phase.CLAIMED:
@@ -733,7 +639,7 @@ class Guard:
         """Build the response for an error of ours that a step raised and the view let through."""
         state.escaped_refusal = error
         problem = step_problem(error)
-        return self._build(self._with_status_url(state, problem) if self.status_views else problem, state.policy)
+        return self.replies.build(self.replies.with_status_url(state, problem), state.policy)
 
     def _replace_refusal(
         self, state: RequestState, response: Response, error: IdempotencyError, *, in_doubt: bool
@@ -824,9 +730,8 @@ class Guard:
     # -- responses that must not be sent
 
     def _replace_response(self, state: RequestState, response: Response, problem: Problem) -> None:
-        if self.status_views:
-            problem = self._with_status_url(state, problem)
-        overlay(response, self._build(problem, state.policy), policy=state.policy, lost=state.capture)
+        problem = self.replies.with_status_url(state, problem)
+        overlay(response, self.replies.build(problem, state.policy), policy=state.policy, lost=state.capture)
 
     def _replace_lost(self, state: RequestState, response: Response) -> None:
         """Replace the response of a claim that was lost: it may contradict what other clients get from now on."""

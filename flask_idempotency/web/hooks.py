@@ -368,7 +368,7 @@ class Hooks:
             if STATUS_MODULE in sys.modules:  # else none of its views can be registered
                 from flask_idempotency.web.key_status import find_status_views
 
-                self._guard.status_views = find_status_views(self._app)
+                self._guard.replies.status_views = find_status_views(self._app)
             self._checked = True
         # Without the lock: the collector may run any code.
         self._report_unreached()
@@ -394,7 +394,7 @@ class Hooks:
             self._logged.add(endpoint)
             _log.error("%s does not run: %s", endpoint, fault)
         shown = fault if self._app.debug or self._app.testing else ""
-        return self._guard.problem(Problem("misconfigured", shown), policy)
+        return self._guard.replies.build(Problem("misconfigured", shown), policy)
 
     def _warn_once(self, state: RequestState, message: str) -> None:
         """Log a warning once per endpoint and message."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from flask import Flask, Request, current_app, url_for
@@ -158,12 +158,6 @@ def key_status(**_: Any) -> Response:
 setattr(key_status, MARK, Mark(exempt=True))
 
 
-class ProblemBuilder(Protocol):
-    """Builds the response for a problem: `Guard.problem`."""
-
-    def __call__(self, problem: Problem, policy: Policy) -> Response: ...
-
-
 class KeyStatusView:
     """What `key_status` does in one application. For GET it only reads, so a client may ask as often as it likes."""
 
@@ -176,7 +170,7 @@ class KeyStatusView:
         settings: Settings,
         callbacks: Callbacks,
         policies: Policies,
-        problem: ProblemBuilder,
+        problem: Callable[[Problem, Policy], Response],
     ) -> None:
         self._app = app
         self._engine = engine

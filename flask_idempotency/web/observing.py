@@ -26,7 +26,13 @@ from werkzeug.wrappers import Response
 from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.claim import Claim, ClaimEnding, Dependencies
 from flask_idempotency.engine.engine import Engine, Outcome
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    IdempotencyError,
+    NotCommitted,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.events import Observation, Observers
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import new_token
@@ -477,10 +483,9 @@ class Observer(Guard):
         cast("Shadow", state).outcome = COUNTED_HERE.get(problem.code, names.FAILED)
         return cast("Response", None)  # `watch` sends no response
 
-    def _store_failed(self, state: RequestState, error: StoreUnavailable) -> Response | None:
-        raise error
-
-    def _unusable(self, state: RequestState, error: ConfigurationError) -> Response:
+    def _not_claimed(
+        self, state: RequestState, error: StoreUnavailable | ConfigurationError | CorruptRecord
+    ) -> Response | None:
         raise error
 
     def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
