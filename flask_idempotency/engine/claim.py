@@ -407,6 +407,14 @@ class Claim:
         except Exception:  # noqa: BLE001 - the caller must get its own refusal
             self.release_later(droppable=False)
 
+    def release_first_attempt(self) -> None:
+        """Release all keys if this is the first attempt of each. Call it only if the view has not started.
+
+        After a take-over the first attempt may have completed, so its lease is left to expire.
+        """
+        if all(grant.attempt == 1 for _, grant in self._granted):
+            self.release_unstarted()
+
     def release_later(self, *, droppable: bool = True) -> None:
         """Do as `release_unstarted`, as soon as the store answers. `droppable`: the store may have granted nothing."""
         self._pending, self._pending_since = ClaimEnding("release-unstarted"), self._deps.monotonic()

@@ -416,30 +416,15 @@ class Engine:
             for context in claim.contexts:
                 deps.codec.prepare(context.key)
         except BaseException as error:
-            if all(grant.attempt == 1 for _, grant in granted):
-                # The view has not started. After a take-over the first attempt may have completed, so let its lease expire.
-                claim.release_unstarted()
+            claim.release_first_attempt()
             if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable):
                 # The store is up: it has just granted the claim.
                 raise KeyProviderUnavailable(str(error)) from error
             raise
-        try:
-            # Whatever the policy is: an earlier release of the application may have recorded steps. A first attempt has none.
-            declared = policy.steps or policy.dropped_steps
-            first = len(granted) == 1 and granted[0][1].attempt == 1
-            held = "" if first and not declared else claim.begin_steps(policy.step_rules)
-        except CorruptRecord:
-            deps.observers(RecordCorrupt(claim.label, claim.operation))
-            claim.quarantine(CORRUPT)
-            raise
-        except StoreUnavailable as error:
-            # The store is up: it has just granted the claim, to a request that may have recorded effects.
-            raise ResponseUnavailable(str(error)) from error
-        except Exception:
-            # Such as a module that an upgrade of this package has taken away. The view has not started.
-            if all(grant.attempt == 1 for _, grant in granted):
-                claim.release_unstarted()
-            raise
+        # Whatever the policy is: an earlier release of the application may have recorded steps. A first attempt has none.
+        declared = policy.steps or policy.dropped_steps
+        first = len(granted) == 1 and granted[0][1].attempt == 1
+        held = "" if first and not declared else self._begin_steps(claim, policy)
         if held:
             with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
                 claim.quarantine(held)
@@ -453,6 +438,22 @@ class Engine:
             raise
         deps.renewer.add(claim, after=policy.lease / 3)
         return claim, newest
+
+    def _begin_steps(self, claim: Claim, policy: Policy) -> str:
+        """Read the steps of earlier attempts. Return why the view must not begin: the quarantine reason, or empty."""
+        try:
+            return claim.begin_steps(policy.step_rules)
+        except CorruptRecord:
+            self._deps.observers(RecordCorrupt(claim.label, claim.operation))
+            claim.quarantine(CORRUPT)
+            raise
+        except StoreUnavailable as error:
+            # The store is up: it has just granted the claim, to a request that may have recorded effects.
+            raise ResponseUnavailable(str(error)) from error
+        except Exception:
+            # Such as a module that an upgrade of this package has taken away.
+            claim.release_first_attempt()
+            raise
 
     def _publish_refusal(self, error: CorruptRecord | StoreDataLoss, label: str, operation: str) -> None:
         if isinstance(error, CorruptRecord):
