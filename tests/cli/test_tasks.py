@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS
 from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.sql import schema
 from flask_idempotency.testing import FaultyStore
 from tests import apps
 from tests.apps import World, new_world
@@ -77,17 +81,24 @@ def test_a_ledger_that_nobody_touched_is_in_order() -> None:
     assert (0, "Tenants: 1. Ledgers corrected: 0.\n") == (result.exit_code, result.output)
 
 
-def test_records_that_were_deleted_by_hand_are_told_once() -> None:
+def test_records_that_were_deleted_by_hand_are_told_once(tmp_path: Path) -> None:
     """With exit code 1, and put right by it."""
-    world = shop(None, encryption="off", quota_records=5)
+    file = tmp_path / "records.db"
+    world = shop(None, store=f"sqlite:///{file}", encryption="off", quota_records=5)
+
+    def delete() -> None:
+        with closing(sqlite3.connect(file)) as database, database:
+            assert database.execute(f"DELETE FROM {schema.RECORDS}").rowcount == 1
+
+    assert run(world, "db", "upgrade").exit_code == 0
     world.post()
-    world.store.ledger._shared.records.clear()
+    delete()
     said = [run(world, "reconcile", "--json") for _ in range(2)]
 
     assert [1, 0] == [each.exit_code for each in said]
     assert [(1, 1), (0, 0)] == [(object_of(each)["drifted"], object_of(each)["records"]) for each in said]
     world.post(key="again")
-    world.store.ledger._shared.records.clear()
+    delete()
     assert "Wrong by 1 records" in run(world, "reconcile").output
 
 
