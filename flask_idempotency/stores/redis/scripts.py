@@ -21,7 +21,7 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout
@@ -78,7 +78,7 @@ def expand(name: str, *, frame: str = "{}", fast: bool = True) -> str:
     return expanded(text if fast else _FAST_PATH.sub("", text))
 
 
-# A worker expands every script when it starts, and a library stands in a dozen of them. So each file is read and split once.
+# A library stands in a dozen scripts. So each file is read and split once.
 @cache
 def read(name: str) -> str:
     """Return `lua/<name>.lua` as it stands in the file."""
@@ -93,11 +93,21 @@ def _split(text: str) -> list[str]:
 
 # All at once, so that a worker runs the scripts of one release, whatever an upgrade does to the files later.
 _NAMES: Final = [
-    name.removesuffix(".lua") for name in (file.name for file in _FOLDER.iterdir()) if re.fullmatch(r"\w+\.lua", name)
+    f"{folder}{file.name.removesuffix('.lua')}"
+    for folder in ("", "lib/")
+    for file in _FOLDER.joinpath(folder).iterdir()
+    if re.fullmatch(r"\w+\.lua", file.name)
 ]
-globals().update({name.upper(): load(name) for name in _NAMES})
+for _name in _NAMES:
+    read(_name)
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Script:
-        """Return the script of the file with this name, as in `scripts.READ_STEPS` for `lua/read_steps.lua`."""
+def __getattr__(name: str) -> Script:
+    """Return the script of the file with this name, as in `scripts.READ_STEPS` for `lua/read_steps.lua`.
+
+    Python calls this once for each script: a worker runs a tenth of them.
+    """
+    if name.lower() not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made: Script = globals().setdefault(name, load(name.lower()))
+    return made

@@ -212,7 +212,7 @@ def test_no_file_spells_a_key(name: str) -> None:
 
 
 def test_python_names_each_script_and_scripts_include_each_library() -> None:
-    loaded = [value for value in vars(scripts).values() if isinstance(value, scripts.Script)]
+    loaded = [getattr(scripts, name.upper()) for name in SCRIPTS]
     sources = (path.read_text("utf-8") for path in FOLDER.parent.rglob("*.py"))
     named = {name for source in sources for name in re.findall(r"\bscripts\.([A-Z_]+)\b", source)}
 
@@ -229,6 +229,19 @@ def test_a_header_says_what_a_caller_must_know(name: str) -> None:
     assert re.fullmatch(r"none|\w+ -> \w+(, \w+ -> \w+)*", header(name)["Transitions"])
     if header(name)["KEYS"].startswith("1 record"):
         assert header(name)["KEYS"].startswith(RECORD_KEYS)
+
+
+def test_a_name_without_a_file_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'CLAIM_TWICE'"):
+        scripts.CLAIM_TWICE  # noqa: B018
+
+
+def test_a_script_that_is_first_run_after_an_upgrade_is_that_of_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = scripts.load("release")
+    monkeypatch.setattr(scripts, "_FOLDER", FOLDER / "gone")
+    monkeypatch.delitem(vars(scripts), "RELEASE", raising=False)
+
+    assert before == scripts.RELEASE
 
 
 def test_a_script_without_a_header_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
