@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOADED = """
 import sys
-import flask, marshmallow
+import flask
 {before}
 before = set(sys.modules)
 {ours}
@@ -81,7 +81,7 @@ def printed(code: str) -> list[str]:
 
 @cache
 def loaded(ours: str, *, before: str = "") -> list[str]:
-    """The modules that this loads on top of Flask and marshmallow, in a process of its own."""
+    """The modules that this loads on top of Flask, in a process of its own."""
     return printed(LOADED.format(before=before, ours=ours))
 
 
@@ -138,6 +138,45 @@ def test_an_import_loads_no_optional_part() -> None:
 
     assert f"{OURS}.stores.redis.store" in modules
     assert [part for part in (*optional, *of_operators, *of_others, *when_used) if f"{OURS}.{part}" in modules] == []
+
+
+IN_MEMORY = APPLICATION.format(store="memory://")
+ON_REDIS = APPLICATION.format(store="redis://127.0.0.1:1")
+RARE = (
+    "consumers",
+    "engine.steps",
+    "operations.times",
+    "settings.schema",
+    "settings.transport",
+    "stores.redis.multi_host",
+    "stores.redis.urls",
+    "web.browser",
+    "web.key_status",
+    "web.observing",
+    "web.problem_pages",
+)
+PROTOCOLS = ("engine.capabilities", "engine.store")
+
+
+def test_an_application_loads_no_other_package() -> None:
+    """Settings that need no conversion need no marshmallow, and only a Redis store needs redis-py."""
+    others = {module.partition(".")[0] for module in loaded(IN_MEMORY)} - set(sys.stdlib_module_names)
+
+    assert others <= {OURS, "orjson"}
+
+
+def test_a_setting_that_needs_a_conversion_loads_marshmallow() -> None:
+    converted = IN_MEMORY.replace('in_flight="wait"', 'required="yes"')
+
+    assert {"marshmallow", f"{OURS}.settings.schema"} <= set(loaded(converted))
+
+
+def test_an_application_on_redis_loads_no_rare_part() -> None:
+    modules = loaded(f"import time; time.sleep = lambda _: None\n{ON_REDIS}")
+
+    assert f"{OURS}.stores.redis.store" in modules
+    assert [part for part in (*RARE, *PROTOCOLS) if f"{OURS}.{part}" in modules] == []
+    assert "marshmallow" not in modules
 
 
 def of_first_requests(url: str) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any, Final
 from flask_idempotency.engine.keys import Identity, encode, owner_mark
 from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.times import moment
 from flask_idempotency.settings.options import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0
@@ -102,6 +101,8 @@ class IdentityChange:
     @property
     def text(self) -> str:
         """Return one sentence for logs and for `doctor`."""
+        from flask_idempotency.operations.times import moment  # for the applications whose identity has changed
+
         if self.what == _WRONG:
             return (
                 f"{_WRONG}: no other release named keys like that. Keys that were used before may be new, and their retries "

@@ -30,7 +30,7 @@ _NO_CODE: Final = frozenset(
 # What a worker with a Redis URL loads, and for how long.
 _APPLICATION: Final = """
 import sys, time
-import flask, redis, marshmallow, cryptography
+import flask, redis, cryptography
 began, before = time.perf_counter(), set(sys.modules)
 from flask_idempotency import Idempotency
 app = flask.Flask("shop")
@@ -135,7 +135,7 @@ def too_complex(limit: int) -> int:
 def loaded(*, tries: int = _TRIES) -> tuple[int, int, float]:
     """Return how many of our modules `Idempotency(app)` on Redis loads, their lines, and the milliseconds of both.
 
-    Not those of Flask, redis-py, marshmallow and cryptography.
+    Not those of Flask, redis-py and cryptography.
     """
     found = [
         subprocess.run([sys.executable, "-c", _APPLICATION], capture_output=True, text=True, check=True).stdout.split()
@@ -162,7 +162,7 @@ def figures() -> Iterator[tuple[str, str]]:
     yield "lines of code", f"{sum(rooms(files).values()):,}"
     modules, lines, milliseconds = loaded()
     yield "modules that `Idempotency(app)` on Redis loads / their lines", f"{modules} / {lines:,}"
-    yield "… in milliseconds, beside Flask, redis-py and marshmallow", f"{milliseconds:.0f}"
+    yield "… in milliseconds, beside Flask and redis-py", f"{milliseconds:.0f}"
     functions, once = private_functions(files)
     yield "private functions that are used once", f"{once} of {functions:,}, {once / functions:.1%}"
     yield "functions with a complexity above 20 / above 10", f"{too_complex(20)} / {too_complex(10)}"
