@@ -4,15 +4,16 @@ A frozen dataclass sets each field through `object.__setattr__`, which makes it 
 creates a dozen of them. mypy takes `valueclass` for `dataclasses.dataclass`, so it refuses every assignment to a field.
 
 `dataclass` also compiles the source of each method while a module is imported, which took half of the time to import this
-package. So only `__init__` is compiled for each class here, because it runs most. The other methods read their fields by
-an `attrgetter`, which costs some tenths of a microsecond more per call.
+package. So only `__init__` is compiled for each class here, because it runs most, and only when it is first used: a process
+makes few of the events. The other methods read their fields by an `attrgetter`, which costs some tenths of a microsecond
+more per call.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ else:
             raise TypeError("a value class is frozen and has slots")
 
         def made(cls: type) -> type:
-            cls = dataclass(slots=True, repr=False, eq=eq, unsafe_hash=eq, kw_only=kw_only)(cls)
+            cls = dataclass(slots=True, init=False, repr=False, eq=eq, unsafe_hash=eq, kw_only=kw_only)(cls)
             every = fields(cls)
             names = [each.name for each in every if each.compare]
             # An `attrgetter` of one name returns no tuple. Tuples compare by identity before equality.
@@ -66,7 +67,7 @@ else:
                 return f"{self.__class__.__qualname__}({inside})"
 
             # A method in the body of the class is meant to differ, and stays.
-            methods = {} if eq else {"__eq__": equal, "__hash__": hashed}
+            methods = {"__init__": _Init(cls)} | ({} if eq else {"__eq__": equal, "__hash__": hashed})
             if repr:
                 methods["__repr__"] = described
             own = vars(cls)
@@ -75,4 +76,37 @@ else:
                     setattr(cls, name, method)
             return cls
 
+        return made
+
+    class _Init:
+        """Stand in for the `__init__` of a value class until it is first looked up. Two threads make equal ones."""
+
+        def __init__(self, cls: type) -> None:
+            self._cls = cls
+
+        def __get__(self, instance: object, owner: type | None = None) -> Any:
+            self._cls.__init__ = made = _init_of(self._cls)
+            return made.__get__(instance, owner)
+
+    def _init_of(cls: type) -> Any:
+        given: dict[str, Any] = {"_missing": MISSING}
+        parameters, lines, every = ["self"], [], fields(cls)
+        # A class has only fields of one kind.
+        parameters += ["*"] if every and every[0].kw_only else []
+        for each in every:
+            name, value = each.name, each.name
+            if each.default is not MISSING:
+                given[f"_default_{name}"] = each.default
+                name += f"=_default_{each.name}"
+            elif each.default_factory is not MISSING:
+                given[f"_made_{name}"] = each.default_factory
+                name, value = f"{name}=_missing", f"_made_{name}() if {name} is _missing else {name}"
+            parameters.append(name)
+            lines.append(f" self.{each.name}={value}")
+        lines.append(" self.__post_init__()" if hasattr(cls, "__post_init__") else "")
+        # As `dataclass` does: the names are those of the fields of a class of this package.
+        exec(f"def __init__({','.join(parameters)}):\n" + ("\n".join(lines).strip("\n") or " pass"), given)  # noqa: S102
+        made = given["__init__"]
+        made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+        made.__annotations__ = {each.name: each.type for each in every} | {"return": None}
         return made

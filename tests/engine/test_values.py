@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from dataclasses import asdict, astuple, field, fields, replace
 from math import nan
+from threading import Barrier, Thread
 from typing import Any, ClassVar
 
 import pytest
@@ -62,6 +64,22 @@ class Silent:
 
     def __hash__(self) -> int:
         return 7
+
+
+@valueclass(frozen=True, slots=True)
+class Purse:
+    owner: str
+    coins: list[int] = field(default_factory=list)
+    cents: int = 0
+
+
+@valueclass(frozen=True, slots=True)
+class Strict:
+    value: int
+
+    def __post_init__(self) -> None:
+        if self.value < 0:
+            raise ValueError("negative")
 
 
 @valueclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +150,43 @@ def test_it_is_a_dataclass() -> None:
             assert (name, cents) == ("a", 1)
 
 
+def test_it_is_made_as_a_dataclass_is() -> None:
+    assert [*inspect.signature(Purse).parameters] == ["owner", "coins", "cents"]
+    assert Purse("a").coins is not Purse("a").coins
+    assert Purse("a", [1], cents=2) == Purse(owner="a", coins=[1], cents=2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'owner'"):
+        Purse()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'coin'"):
+        Purse("a", coin=1)  # type: ignore[call-arg]
+
+
+def test_it_may_look_at_its_fields_when_it_is_made() -> None:
+    assert Strict(1).value == 1
+    with pytest.raises(ValueError, match="negative"):
+        Strict(-1)
+
+
 def test_fields_may_be_given_by_name_only() -> None:
     assert Named(cents=2).owner == ""
     with pytest.raises(TypeError, match="takes 1 positional argument"):
         Named("a", cents=2)  # type: ignore[call-arg]
+
+
+def test_threads_that_make_the_first_ones_make_equal_ones() -> None:
+    for _ in range(20):
+        fresh: Any = valueclass(frozen=True, slots=True)(type("Fresh", (), {"__annotations__": {"value": "int"}}))
+        barrier, made = Barrier(4), list[Any]()
+
+        def make(fresh: Any = fresh, barrier: Barrier = barrier, made: list[Any] = made) -> None:
+            barrier.wait(60)
+            made.append(fresh(7))
+
+        threads = [Thread(target=make) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [each.value for each in made] == [7] * 4
 
 
 def test_it_has_slots_and_can_be_copied() -> None:
