@@ -116,7 +116,13 @@ def build(
         settings.store,
         strategy=settings.claim_strategy,
         database=database,
-        memory=_memory_rules(settings),
+        memory={
+            "store_id": settings.store_id,
+            "after_loss": settings.after_loss,
+            "grace": settings.data_loss_grace,
+            "clock_skew": settings.client_clock_skew,
+            "shards": settings.tenant_shards,
+        },
         replicas=settings.replicas,
     )
     if settings.claim_strategy is not None and system is settings.store:
@@ -283,16 +289,6 @@ def build_store(
         "Use memory://, redis://, rediss://, unix://, redis+cluster://, redis+sentinel://, flask-sqlalchemy://, "
         'postgresql+psycopg://, mysql+pymysql:// or sqlite:///, a Store object, a Redis client, or "package.module:factory".'
     )
-
-
-def _memory_rules(settings: Settings) -> dict[str, Any]:
-    return {
-        "store_id": settings.store_id,
-        "after_loss": settings.after_loss,
-        "grace": settings.data_loss_grace,
-        "clock_skew": settings.client_clock_skew,
-        "shards": settings.tenant_shards,
-    }
 
 
 def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:

@@ -71,17 +71,14 @@ _TOKEN_HEADERS: Final = (
 """The settings of Flask-JWT-Extended and Flask-WTF that name headers with tokens. They have defaults where these are set up."""
 
 
-def _token_headers(app: Flask) -> list[str]:
-    named = (app.config.get(setting) or () for setting in _TOKEN_HEADERS)
-    return [each for names in named for each in ((names,) if isinstance(names, str) else names)]
-
-
 def finishing_faults(app: Flask, callbacks: Callbacks, settings: Settings, policy: Policy) -> list[str]:
     """Return one sentence for each reason why the janitor cannot finish requests of this policy, with its remedy."""
     faults = []
     credentials = Credentials(settings.credential_headers)
     # As a server names them: it takes _ for -. Clients send their key in the standard header too, where another one is read.
-    secret = set(map(environ_name, ("Idempotency-Key", *policy.header, *_token_headers(app))))
+    named = [app.config.get(setting) or () for setting in _TOKEN_HEADERS]
+    tokens = [each for names in named for each in ((names,) if isinstance(names, str) else names)]
+    secret = set(map(environ_name, ("Idempotency-Key", *policy.header, *tokens)))
     for name in (*policy.finish_headers, *policy.fingerprint_headers):
         if credentials.knows(environ_name(name)) or environ_name(name) in secret:
             faults.append(

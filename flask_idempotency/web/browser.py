@@ -34,11 +34,10 @@ def serve_module(app: Flask, url: str) -> None:
     """Serve the browser module at this path, on every host and subdomain that the application serves."""
     from flask_idempotency.web.key_status import route_everywhere  # for the applications that have such a route
 
-    route_everywhere(app, url, ENDPOINT, _module)
+    def module(**_: Any) -> Response:
+        return public_response(module_source(), "text/javascript", max_age=DAY_SECONDS)
 
-
-def _module(**_: Any) -> Response:
-    return public_response(module_source(), "text/javascript", max_age=DAY_SECONDS)
+    route_everywhere(app, url, ENDPOINT, module)
 
 
 def public_response(content: bytes, media_type: str, *, max_age: int) -> Response:

@@ -487,7 +487,9 @@ def autogenerate(app: Flask, schema: Schema) -> list[Finding]:
     migrate = app.extensions.get("migrate")
     if migrate is None:
         return [_without_flask_migrate(schema)]
-    if any(set(ours.tables) <= set(metadata.tables) for metadata in _metadatas(migrate.db)):
+    # Flask-SQLAlchemy 3 has one for each bind; other extensions have one or none.
+    several = getattr(migrate.db, "metadatas", None) or {None: getattr(migrate.db, "metadata", None)}
+    if any(set(ours.tables) <= set(metadata.tables) for metadata in several.values() if metadata is not None):
         return [_fine("Flask-Migrate knows the tables as the application's own.")]
     return [_with_flask_migrate(migrate, schema)]
 
@@ -521,15 +523,6 @@ def _with_flask_migrate(migrate: Any, schema: Any) -> Finding:
     why = "the database may be another one" if certain is None else "env.py or your own function may leave them alone"
     unknown = f"`flask db migrate` may write a migration that drops the tables; this check cannot tell: {why}."
     return Finding("autogenerate", Verdict.UNKNOWN, unknown, f"Read the next migration before you run it. {_REMEDY}")
-
-
-def _metadatas(db: Any) -> Iterable[Any]:
-    # Flask-SQLAlchemy 3 has one for each bind; other extensions have one or none.
-    several = getattr(db, "metadatas", None)
-    if several is not None:
-        return list(several.values())
-    metadata = getattr(db, "metadata", None)
-    return [] if metadata is None else [metadata]
 
 
 def _is_same(db: Any, schema: Any) -> bool | None:

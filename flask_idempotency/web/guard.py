@@ -54,7 +54,7 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_of
-from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
+from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.web.callbacks import (
@@ -85,7 +85,7 @@ from flask_idempotency.web.request_body import (
 )
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
 from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
-from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay
+from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.steps import Steps
@@ -251,7 +251,10 @@ class Guard:
         if callbacks.quota is not None or settings.tenant_shards > 1:
             quota = load_quota(callbacks, settings, state.tenant, self._app)
         if policy.in_flight == "wait" and "HTTP_PREFER" in request.environ:
-            policy = _with_preference(policy, state, request)
+            preferred = preferred_wait(request)
+            if preferred is not None and preferred < policy.wait:
+                # This client wants to wait for less time.
+                state.preferred_wait, policy = preferred, replace(policy, wait=float(preferred))
         try:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
         except (StoreUnavailable, ConfigurationError, CorruptRecord) as error:
@@ -533,8 +536,11 @@ class Guard:
         """Return whether a fault of this view's work is not refused: its requests are not enforced."""
         return not self._settings.enabled or state.policy.mode != "enforce"
 
-    def capture(self, state: RequestState, response: Response) -> None:
-        """Take the response as the view and its `after_this_request` functions left it, before any other hook changes it."""
+    def capture(self, state: RequestState, response: Response, *, tee: type[Tee] = Tee) -> None:
+        """Take the response as the view and its `after_this_request` functions left it, before any other hook changes it.
+
+        A stream then passes through a `tee`.
+        """
         state.status = response.status_code
         if state.phase is Phase.ANSWERED and state.reply is not None:
             # Others may have changed our response, or have put another in its place.
@@ -550,13 +556,15 @@ class Guard:
         if earlier is not None and response.response is not earlier:
             # A later hook failed, and this is the response for its error: the end of the first one's stream counts no more.
             earlier.mute()
-            earlier.close()
+            if tee.changes:
+                earlier.close()
         state.end = state.result = None
         taken = capture(
             response,
             state.policy,
             on_end=partial(self._stream_ended, state),
             abandoned=self.abandoned_streams,
+            tee=tee,
         )
         state.tee, state.capture = None, taken
         if taken.tee is not None:
@@ -834,15 +842,6 @@ class Guard:
 def _uncommitted(error: NotCommitted | StoreUnavailable) -> str:
     # The text of the former is ours, and may name a remedy.
     return str(error) if isinstance(error, NotCommitted) else cause_of(error)
-
-
-def _with_preference(policy: Policy, state: RequestState, request: Request) -> Policy:
-    """Return the policy with the time that this client wants to wait, if that is shorter."""
-    preferred = preferred_wait(request)
-    if preferred is None or preferred >= policy.wait:
-        return policy
-    state.preferred_wait = preferred
-    return replace(policy, wait=float(preferred))
 
 
 def _held(state: RequestState, steps: Steps) -> str:

@@ -190,7 +190,9 @@ def work_of(
             )
 
         work["reap"] = reaping
-        if built.journals is not None and settings.enabled and _is_finished(policies):
+        # Fix no policy: the application may configure more.
+        finishes = any(policies.look(*pair).policy.finish == "janitor" for pair in policies.pairs())
+        if built.journals is not None and settings.enabled and finishes:
             finisher, journals = Finisher(app, built, settings, loaders, policies, observers, every), built.journals
 
             def finishing(horizon: float, drain: Batcher) -> FinishReport:
@@ -245,12 +247,6 @@ def work_of(
     if outbox is not None:
         work["relay"] = lambda horizon, drain: relay(outbox.relay(), drain=drain)
     return work
-
-
-def _is_finished(policies: Policies) -> bool:
-    """Return whether the janitor finishes requests of an endpoint."""
-    # Fix no policy: the application may configure more.
-    return any(policies.look(*pair).policy.finish == "janitor" for pair in policies.pairs())
 
 
 def _has_lost_data(built: Services, observers: Callable[[Event], None]) -> bool:

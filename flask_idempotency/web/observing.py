@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sized
 from dataclasses import replace
@@ -49,7 +48,7 @@ from flask_idempotency.web.principals import UnknownCaller
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import BodyNotKept
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
-from flask_idempotency.web.responses import StreamEnd, Tee, capture
+from flask_idempotency.web.responses import StreamEnd, Tee
 
 STATUS: Final = "Idempotency-Status"
 
@@ -425,23 +424,9 @@ class Observer(Guard):
         if shadow.phase is not Phase.CLAIMED:
             return
         try:
-            earlier = shadow.tee() if shadow.tee is not None else None
-            if earlier is not None and response.response is not earlier:
-                earlier.mute()  # a later hook failed, and this is the response for its error
-            shadow.status = response.status_code
-            shadow.end = shadow.result = None
-            taken = capture(
-                response,
-                shadow.policy,
-                on_end=partial(self._stream_ended, shadow),
-                abandoned=self.abandoned_streams,
-                tee=Meter,
-            )
-            shadow.tee, shadow.capture = None, taken
-            if taken.tee is not None:
-                shadow.tee, shadow.capture = weakref.ref(taken.tee), replace(taken, tee=None)
-            if isinstance(shadow.claim, Watch):
-                shadow.claim.sets_cookie = state.session_changed() or taken.sets_cookie
+            self.capture(shadow, response, tee=Meter)
+            if isinstance(shadow.claim, Watch) and shadow.capture is not None:
+                shadow.claim.sets_cookie = state.session_changed() or shadow.capture.sets_cookie
         except Exception as error:  # noqa: BLE001 - as in `watch`
             self._give_up(shadow, error)
 

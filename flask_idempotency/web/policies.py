@@ -325,11 +325,20 @@ class Policies:
         chosen = not self._chosen_only or bool(decided) or deferred or any(self._of_blueprints(endpoint))
         # If the hook claims, a hidden `@claim_here` loses no protection. It warns when it is called.
         lost = _hidden(self._app, endpoint, method) if unsafe else []
-        hidden = [_hides(each) for each in lost if self._chosen_only or _mark(each).exempt is not None]
+        hidden = [
+            f"a decorator hides that {name_of(each)} is annotated, so its policy would be ignored. Use functools.wraps in that "
+            "decorator, or put @idempotent or @exempt above it, next to the route. Of a helper that the view calls, remove it."
+            for each in lost
+            if self._chosen_only or _mark(each).exempt is not None
+        ]
         if unsafe and not decided and not deferred:
             view = self._app.view_functions.get(endpoint)
-            replaced = [each for each in _replaced(view, method) if self._chosen_only or _mark(each).exempt is not None]
-            hidden += [_is_replaced(each, class_of(view)) for each in replaced]
+            hidden += [
+                f"{name_of(each)} is annotated, and the method that replaces it in {name_of(class_of(view))} is not, so its "
+                "policy would be ignored. Put @idempotent or @exempt on that method, or on its class."
+                for each in _replaced(view, method)
+                if self._chosen_only or _mark(each).exempt is not None
+            ]
         exempt = not unsafe or not (chosen or hidden) or (decided[-1] if decided else False)
         return ResolvedPolicy(
             policy=policy,
@@ -523,12 +532,10 @@ def _held(target: Any, *, of_root: bool) -> list[Any]:
 def _is_callable_here(each: Any) -> bool:
     """Return whether this is a function, or an object that may call one."""
     kind = type(each)
-    return kind is FunctionType or issubclass(kind, partial | partialmethod) or _is_decorator(each)
-
-
-def _is_decorator(held: Any) -> bool:
-    """Return whether this is an object that replaces a function, and no application or proxy."""
-    return callable(held) and not issubclass(type(held), type | Flask | LocalProxy)
+    if kind is FunctionType or issubclass(kind, partial | partialmethod):
+        return True
+    # An object that replaces a function, and no application or proxy.
+    return callable(each) and not issubclass(kind, type | Flask | LocalProxy)
 
 
 def _shown_by(view: Any) -> Iterator[Any]:
@@ -542,20 +549,6 @@ def _shown_by(view: Any) -> Iterator[Any]:
             return
         yield target
         target = getattr(target, "__wrapped__", None)
-
-
-def _hides(target: Any) -> str:
-    return (
-        f"a decorator hides that {name_of(target)} is annotated, so its policy would be ignored. Use functools.wraps in that "
-        "decorator, or put @idempotent or @exempt above it, next to the route. Of a helper that the view calls, remove it."
-    )
-
-
-def _is_replaced(target: Any, owner: type) -> str:
-    return (
-        f"{name_of(target)} is annotated, and the method that replaces it in {name_of(owner)} is not, so its policy would be "
-        "ignored. Put @idempotent or @exempt on that method, or on its class."
-    )
 
 
 def _mark(target: Any) -> Mark:

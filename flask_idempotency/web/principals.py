@@ -354,7 +354,12 @@ def _from_extensions(
             return f"jwt:{name}", set_up, None
     if "Flask-Login" in extensions and _has_login(app):
         set_up += ("Flask-Login",)
-        if (name := _login_id()) is not None:
+        # An optional package: an application with a login_manager has it.
+        from flask_login import current_user  # type: ignore[import-untyped]
+
+        # An application's own anonymous_user may have an id, which all callers who have not signed in share.
+        name = current_user.get_id() if current_user.is_authenticated else None
+        if (name := checked(name, "get_id() of Flask-Login's current_user")) is not None:
             return f"login:{name}" if name.startswith(_RESERVED) else name, set_up, None
     if "Flask-Principal" in extensions and (principals := sys.modules.get("flask_principal")) is not None:
         identity = g.get("identity")
@@ -378,16 +383,6 @@ def _has_principal(app: Flask) -> bool:
         return False
     hooks = app.before_request_funcs.get(None, ())
     return any(isinstance(getattr(hook, "__self__", None), principals.Principal) for hook in hooks)
-
-
-def _login_id() -> str | None:
-    # An optional package: an application with a login_manager has it.
-    from flask_login import current_user  # type: ignore[import-untyped]
-
-    if not current_user.is_authenticated:
-        # An application's own anonymous_user may have an id, which all callers who have not signed in share.
-        return None
-    return checked(current_user.get_id(), "get_id() of Flask-Login's current_user")
 
 
 def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | None]:

@@ -655,7 +655,11 @@ def _document(
         case "problem":
             document = {"type": page, "title": row.title, "status": status, "detail": detail, "code": row.code}
         case "stripe":
-            document = {"error": _stripe_error(row, detail, page)}
+            error = {"type": row.stripe_type, "message": detail, "doc_url": page}
+            # As at Stripe, only the type shows a reused key.
+            if row.stripe_type != "idempotency_error":
+                error["code"] = row.stripe_code or _underscored(row.code)
+            document = {"error": error}
             # Stripe's clients retry every 409 and 5xx unless this field forbids it, and ignore Retry-After.
             fields.append(("Stripe-Should-Retry", "true" if row.retry else "false"))
         case "playbook":
@@ -663,14 +667,6 @@ def _document(
         case unexpected:
             assert_never(unexpected)
     return (json.dumps(document) + "\n").encode(), tuple(fields)
-
-
-def _stripe_error(row: ProblemType, detail: str, page: str) -> dict[str, str]:
-    error = {"type": row.stripe_type, "message": detail, "doc_url": page}
-    # As at Stripe, only the type shows a reused key.
-    if row.stripe_type != "idempotency_error":
-        error["code"] = row.stripe_code or _underscored(row.code)
-    return error
 
 
 def _underscored(code: str) -> str:

@@ -316,7 +316,7 @@ def test_a_failure_after_the_view_is_counted_and_changes_nothing(method: str, mo
     observed, bare = shop(), plain()
     match method:
         case "capture":
-            monkeypatch.setattr("flask_idempotency.web.observing.capture", failing)
+            monkeypatch.setattr("flask_idempotency.web.guard.capture", failing)
         case "finish":
             monkeypatch.setattr(Observer, "finish", failing)
         case "_settle":
