@@ -18,26 +18,16 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.database import TRIES, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.rows import escape, unescape
-from flask_idempotency.stores.sql.schema import (
-    NEW,
-    REPLAY,
-    TAKEN_OVER,
-    UNKNOWN,
-    WATCHED,
-    activity,
-    activity_tokens,
-    audit,
-    observations,
-)
 from flask_idempotency.stores.sql.statements import server_time, word
 from flask_idempotency.stores.sql.writes import of_chosen, upserted
 
-_a, _t, _o, _u = activity.c, activity_tokens.c, observations.c, audit.c
+_a, _t, _o, _u = schema.activity.c, schema.activity_tokens.c, schema.observations.c, schema.audit.c
 
 TOKEN_SECONDS: Final = 600
 """How long a repeated `add` is recognised. A client repeats within seconds, or within minutes if it was frozen."""
@@ -52,25 +42,24 @@ class SqlActivity(SqlCapability):
     def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
         if not counts:
             return
-        dialect, given = self._database.dialect, {"my_token": token, "now": self._now()}
+        given = {"my_token": token, "now": self._now()}
 
         def add(connection: sa.Connection) -> None:
             with transaction(connection):
-                now = connection.execute(remember_token(dialect), given).scalar_one_or_none()
+                now = self._send(connection, remember_token, given).scalar_one_or_none()
                 if now is None:
                     return
                 buckets = [_bucket(owner, length, now) for length in sorted(KEPT_SECONDS)]
                 # Two calls may both find no row. So insert first, in the order in which rows are locked.
-                connection.execute(open_bucket(dialect), buckets)
+                self._send(connection, open_bucket, buckets)
                 for bucket in buckets:
-                    found = connection.execute(lock_bucket(dialect), bucket).scalar_one()
+                    found = self._send(connection, lock_bucket, bucket).scalar_one()
                     total = merged([read_counts(found), counts])
-                    connection.execute(write_bucket(dialect), {**bucket, "my_counts": json.dumps(total)})
+                    self._send(connection, write_bucket, {**bucket, "my_counts": json.dumps(total)})
 
         self._database.run(add)
 
     def read(self, owner: bytes, *, length: int, seconds: float) -> ActivityPage:
-        dialect = self._database.dialect
         given = {
             "my_owner": owner,
             "my_length": microseconds(length),
@@ -80,8 +69,8 @@ class SqlActivity(SqlCapability):
 
         def read(connection: sa.Connection) -> ActivityPage:
             # Without buckets, no row would bring the time.
-            now = connection.execute(server_time(dialect), given).scalar_one()
-            rows = connection.execute(read_buckets(dialect), {**given, "my_now": now}).all()
+            now = self._send(connection, server_time, given).scalar_one()
+            rows = self._send(connection, read_buckets, {**given, "my_now": now}).all()
             return ActivityPage(
                 now / 1_000_000, [ActivityBucket(start // 1_000_000, read_counts(counts)) for start, counts in rows]
             )
@@ -103,7 +92,7 @@ def remember_token(dialect: Dialect) -> Any:
     values = {"token": binary("my_token"), "expires_at": moment.c.now + kept}
     now = (_t.expires_at - kept).label("now")
     mine = _t.token == binary("my_token")
-    return upserted(dialect, activity_tokens, values, ("token",), proof=(now,), key=mine)
+    return upserted(dialect, schema.activity_tokens, values, ("token",), proof=(now,), key=mine)
 
 
 def open_bucket(dialect: Dialect) -> Any:
@@ -111,7 +100,7 @@ def open_bucket(dialect: Dialect) -> Any:
     names = {"owner": sa.LargeBinary, "length": sa.BigInteger, "start": sa.BigInteger, "expires_at": sa.BigInteger}
     given: list[Any] = [sa.bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
     columns = ("owner", "bucket_length", "bucket_start", "expires_at", "counts")
-    return upserted(dialect, activity, dict(zip(columns, [*given, word("{}")], strict=True)))
+    return upserted(dialect, schema.activity, dict(zip(columns, [*given, word("{}")], strict=True)))
 
 
 def lock_bucket(dialect: Dialect) -> sa.Select[Any]:
@@ -121,7 +110,7 @@ def lock_bucket(dialect: Dialect) -> sa.Select[Any]:
 
 def write_bucket(dialect: Dialect) -> sa.Update:
     """Write the counts of a minute or an hour that this transaction has locked."""
-    return sa.update(activity).where(*_is_bucket()).values(counts=string("my_counts"))
+    return sa.update(schema.activity).where(*_is_bucket()).values(counts=string("my_counts"))
 
 
 def read_buckets(dialect: Dialect) -> sa.Select[Any]:
@@ -164,7 +153,7 @@ class SqlObservations(SqlCapability):
         if ending is Ending.RELEASED:
             self._write(forget_observation, key, token)
         else:
-            state = REPLAY if ending is Ending.KEPT else UNKNOWN
+            state = schema.REPLAY if ending is Ending.KEPT else schema.UNKNOWN
             self._write(end_observation, key, token, my_state=state, my_keep=microseconds(keep))
 
     def _observe(self, connection: RecordConnection, given: dict[str, Any]) -> Observed:
@@ -187,13 +176,13 @@ def _sighted(row: Any, token: bytes, fingerprint: bytes) -> Observed:
     ago = max(row.now - row.began_at, 0) / 1_000_000
     if row.fingerprint != fingerprint:
         return Observed(Sighting.MISMATCH, ago)
-    if row.state in WATCHED:
+    if row.state in schema.WATCHED:
         if row.token != token:
             return Observed(Sighting.CONFLICT, ago)
         # A repeated call finds what the first one found.
         ago = max(row.watched_at - row.began_at, 0) / 1_000_000
-        return Observed(Sighting.TAKEN_OVER if row.state == TAKEN_OVER else Sighting.NEW, ago)
-    return Observed(Sighting.REPLAY if row.state == REPLAY else Sighting.UNKNOWN, ago)
+        return Observed(Sighting.TAKEN_OVER if row.state == schema.TAKEN_OVER else Sighting.NEW, ago)
+    return Observed(Sighting.REPLAY if row.state == schema.REPLAY else Sighting.UNKNOWN, ago)
 
 
 def observe(dialect: Dialect) -> Any:
@@ -205,7 +194,7 @@ def observe(dialect: Dialect) -> Any:
         "record_id": binary("my_record_id"),
         "token": binary("my_token"),
         "fingerprint": binary("my_fingerprint"),
-        "state": word(NEW),
+        "state": word(schema.NEW),
         "began_at": moment.c.now,
         "watched_at": moment.c.now,
         "lease_expires_at": until,
@@ -220,13 +209,14 @@ def observe(dialect: Dialect) -> Any:
     sets = {
         "fingerprint": "excluded.fingerprint",
         **{column: kept_if_held(column) for column in ("token", "watched_at", "lease_expires_at")},
-        "state": f"CASE WHEN {gone} THEN excluded.state WHEN :my_hold = 1 THEN '{UNKNOWN}' ELSE '{TAKEN_OVER}' END",
+        "state": f"CASE WHEN {gone} THEN excluded.state WHEN :my_hold = 1 THEN '{schema.UNKNOWN}'"
+        f" ELSE '{schema.TAKEN_OVER}' END",
         "began_at": f"CASE WHEN {gone} THEN excluded.began_at ELSE idempotency_observations.began_at END",
         "expires_at": f"CASE WHEN {held} THEN excluded.began_at + :my_keep ELSE excluded.expires_at END",
     }
     unless_others = (
         f"{gone} OR (idempotency_observations.fingerprint = excluded.fingerprint"
-        f" AND idempotency_observations.state IN {WATCHED!r}"
+        f" AND idempotency_observations.state IN {schema.WATCHED!r}"
         " AND idempotency_observations.token <> excluded.token"
         " AND idempotency_observations.lease_expires_at <= excluded.began_at)"
     )
@@ -234,7 +224,7 @@ def observe(dialect: Dialect) -> Any:
     shown = *_shown(), dialect.now.label("now")
     return upserted(
         dialect,
-        observations,
+        schema.observations,
         values,
         ("record_id",),
         sets,
@@ -250,7 +240,7 @@ def read_observation(dialect: Dialect) -> sa.Select[Any]:
     gone = _o.expires_at <= dialect.now
     lapsed = sa.and_(
         _o.fingerprint == binary("my_fingerprint"),
-        _o.state.in_([word(state) for state in WATCHED]),
+        _o.state.in_([word(state) for state in schema.WATCHED]),
         _o.token != binary("my_token"),
         _o.lease_expires_at <= dialect.now,
     )
@@ -262,14 +252,14 @@ def renew_observation(dialect: Dialect) -> sa.Update:
     """Extend the lease of the watched request, and its life by the same time."""
     until = dialect.larger(_o.lease_expires_at, dialect.now + bigint("my_lease"))
     lives = _o.expires_at + until - _o.lease_expires_at
-    statement = sa.update(observations).where(*_is_watched(dialect))
+    statement = sa.update(schema.observations).where(*_is_watched(dialect))
     return dialect.assigned(statement, {_o.lease_expires_at: until, _o.expires_at: lives}, last=_o.lease_expires_at)
 
 
 def end_observation(dialect: Dialect) -> sa.Update:
     """Note how the watched request ended."""
     return (
-        sa.update(observations)
+        sa.update(schema.observations)
         .where(*_is_watched(dialect))
         .values(state=sa.bindparam("my_state", type_=sa.String), expires_at=dialect.now + bigint("my_keep"))
     )
@@ -277,7 +267,7 @@ def end_observation(dialect: Dialect) -> sa.Update:
 
 def forget_observation(dialect: Dialect) -> sa.Delete:
     """Delete the observation of a request that would have been released."""
-    return sa.delete(observations).where(*_is_watched(dialect))
+    return sa.delete(schema.observations).where(*_is_watched(dialect))
 
 
 def _shown() -> tuple[sa.ColumnElement[Any], ...]:
@@ -288,7 +278,7 @@ def _is_watched(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
     return (
         _o.record_id == binary("my_record_id"),
         _o.token == binary("my_token"),
-        _o.state.in_([word(state) for state in WATCHED]),
+        _o.state.in_([word(state) for state in schema.WATCHED]),
         _o.expires_at > dialect.now,
     )
 
@@ -338,7 +328,7 @@ def append(dialect: Dialect) -> Any:
     kept = sa.literal_column(str(round(AUDIT_KEPT_SECONDS * 1_000_000)), sa.BigInteger)
     moment = dialect.moment(bounded=False).subquery("moment")
     values |= {"changed_at": moment.c.now, "expires_at": moment.c.now + kept}
-    return upserted(dialect, audit, values, ("token",))
+    return upserted(dialect, schema.audit, values, ("token",))
 
 
 def read_entries(dialect: Dialect) -> sa.Select[Any]:
@@ -357,27 +347,27 @@ def count_entries(dialect: Dialect) -> sa.Select[Any]:
 
 def forget_entries(dialect: Dialect) -> sa.Delete:
     """Delete the entries of a tenant's records."""
-    return sa.delete(audit).where(_u.tenant_id == binary("my_tenant_id"))
+    return sa.delete(schema.audit).where(_u.tenant_id == binary("my_tenant_id"))
 
 
 def delete_expired_activity(dialect: Dialect) -> Any:
     """Delete a batch of minutes and hours that have expired, the earliest first."""
-    return _delete_expired(dialect, activity, _a.owner, _a.bucket_length, _a.bucket_start)
+    return _delete_expired(dialect, schema.activity, _a.owner, _a.bucket_length, _a.bucket_start)
 
 
 def delete_expired_tokens(dialect: Dialect) -> Any:
     """Delete a batch of tokens that have expired, the earliest first."""
-    return _delete_expired(dialect, activity_tokens, _t.token)
+    return _delete_expired(dialect, schema.activity_tokens, _t.token)
 
 
 def delete_expired_observations(dialect: Dialect) -> Any:
     """Delete a batch of observations that have expired, the earliest first."""
-    return _delete_expired(dialect, observations, _o.record_id)
+    return _delete_expired(dialect, schema.observations, _o.record_id)
 
 
 def delete_expired_entries(dialect: Dialect) -> Any:
     """Delete a batch of audit entries that have expired, the earliest first."""
-    return _delete_expired(dialect, audit, _u.token)
+    return _delete_expired(dialect, schema.audit, _u.token)
 
 
 SWEPT: Final = (delete_expired_activity, delete_expired_tokens, delete_expired_observations, delete_expired_entries)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from sqlalchemy import Connection
+
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY
 
 Make: TypeAlias = Callable[[Dialect], Any]
 """Makes a statement. `statements.py` explains its parameters."""
@@ -31,6 +34,28 @@ class SqlCapability:
             # The first two threads may both do this: both make the same.
             statement = self._made[make, dialect.name] = make(dialect)
         return statement
+
+    def _send(self, connection: Connection, make: Make, parameters: Any) -> Any:
+        """Return the result of this statement on a connection that the caller has."""
+        return connection.execute(self._statement(make), parameters)
+
+    def _page(
+        self, ends: Make, make: Make, *, limit: int, looked: int = 0, long: bool = False, **parameters: Any
+    ) -> tuple[Sequence[Any], bytes | None]:
+        """Return the rows of one page, and the key where it ends. None: it is the last.
+
+        `ends` selects the last of as many keys as are looked at, `limit` or more, and the key after it. `make` then selects up
+        to `limit` rows from `my_after` to `my_until`.
+        """
+        given, looked = {"my_limit": limit, "now": self._now(), **parameters}, max(looked, limit)
+
+        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
+            bounds = {**given, "my_limit": looked, "my_limit_less_one": looked - 1}
+            found = self._send(connection, ends, bounds).scalars().all()
+            last = found[0] if len(found) > 1 else None
+            return self._send(connection, make, {**given, "my_until": last or AFTER_LAST_KEY}).all(), last
+
+        return self._database.run(page, long=long)
 
     def _rows(self, make: Make, *, long: bool = False, **parameters: Any) -> Sequence[Any]:
         """Return all rows. `long` as for `Database.run`."""

@@ -38,7 +38,7 @@ from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnect
 from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing, readable
 from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, TAKEOVER
-from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY, LEASE_EXPIRED
+from flask_idempotency.stores.sql.statements import LEASE_EXPIRED
 
 SWEPT_AT_ONCE: Final = 200
 """Journals that one sweep looks at on SQLite, where every claim waits for its deletions."""
@@ -299,22 +299,9 @@ class SqlJournals(SqlCapability):
     def walk(
         self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
     ) -> StepPage:
-        dialect = self._database.dialect
-        parameters = {
-            "my_after": after,
-            "my_limit": limit,
-            "my_limit_less_one": limit - 1,
-            "my_tenant_id": tid,
-            "my_wrapping_key_id": other_than,
-        }
-
-        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
-            last = _end(connection, dialect, parameters)
-            bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
-            return connection.execute(statements.walk(dialect), bounded).all(), last
-
+        given: dict[str, Any] = {"my_after": after, "my_tenant_id": tid, "my_wrapping_key_id": other_than}
         # Use a connection without the read timeout of records: a page of large results takes longer.
-        rows, last = self._database.run(page, long=True)
+        rows, last = self._page(statements.page_end, statements.walk, limit=limit, long=True, **given)
         return StepPage(tuple(readable(rows, _answer)), after=last)
 
     def replace(self, key: StorageKey, step: bytes, old: StoredPayload, new: StoredPayload) -> bool:
@@ -347,22 +334,19 @@ class SqlJournals(SqlCapability):
         return {row.wrapping_key_id: row.payloads for row in self._rows(statements.count_payloads, long=True)}
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
-        dialect = self._database.dialect
-        if dialect.name != POSTGRESQL:
+        if self._database.dialect.name != POSTGRESQL:
             limit = min(limit, SWEPT_AT_ONCE)
-        parameters = {"my_after": after, "my_limit": limit, "my_limit_less_one": limit - 1}
+        rows, last = self._page(statements.page_end, statements.orphans, limit=limit, long=True, my_after=after)
 
-        def sweep(connection: Connection) -> SweptJournals:
-            last = _end(connection, dialect, parameters)
-            bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
+        def remove(connection: Connection) -> SweptJournals:
             removed = set()
-            for rid, step, requested_at in connection.execute(statements.orphans(dialect), bounded).all():
+            for rid, step, requested_at in rows:
                 row = {"my_record_id": rid, "my_step_id": step, "my_requested_at": requested_at}
-                if connection.execute(statements.remove_orphan(dialect), row).one_or_none() is not None:
+                if self._send(connection, statements.remove_orphan, row).one_or_none() is not None:
                     removed.add(rid)
             return SweptJournals(len(removed), last)
 
-        return self._database.run(sweep, long=True)
+        return self._database.run(remove, long=True) if rows else SweptJournals(0, last)
 
     def drop(self, key: StorageKey, requested_at: int) -> None:
         """Remove what is recorded of this life of a record that is free."""
@@ -391,12 +375,6 @@ def _refuse_beside_transaction(writing: JournalWrite) -> NoReturn:
             "writer at a time, so take such steps one after the other, or use PostgreSQL."
         )
     raise StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
-
-
-def _end(connection: Connection, dialect: Dialect, parameters: dict[str, Any]) -> bytes | None:
-    """Return where this page of journals ends. None: it is the last."""
-    ends = connection.execute(statements.page_end(dialect), parameters).scalars().all()
-    return ends[0] if len(ends) > 1 else None
 
 
 def _as_seen(seen: SeenRecord, state: str) -> dict[str, Any]:

@@ -357,18 +357,20 @@ class SqlLedger(SqlCapability):
         both or in neither. It adds the difference, which stays right whatever a completion adds.
         """
         dialect = self._database.dialect
-        parameters = {"my_tenant_id": tid, "my_number": _reconcile_number(tid), "now": self._now()}
+        # Other bits of the id than in the lock of claims, so that claims do not wait for it.
+        number = int.from_bytes(tid[-8:], "big", signed=True) ^ 1
+        parameters = {"my_tenant_id": tid, "my_number": number, "now": self._now()}
 
         def reconcile(connection: sa.Connection) -> Drift:
             with transaction(connection):
                 if dialect.name == POSTGRESQL:
-                    connection.execute(advisory_lock(dialect), parameters)
+                    self._send(connection, advisory_lock, parameters)
                 elif dialect.name == MYSQL:
                     connection.execute(reconciling(dialect)).all()
-                found = connection.execute(drift(dialect), parameters).all()
+                found = self._send(connection, drift, parameters).all()
                 for row in found:
                     correction = entry(bucket_end=row.bucket_end, records=-row.records, stored=-row.bytes)
-                    connection.execute(completion.book(dialect), {**parameters, "my_shard": 0, **correction})
+                    self._send(connection, completion.book, {**parameters, "my_shard": 0, **correction})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
         return self._database.run(reconcile, long=True)
@@ -377,8 +379,3 @@ class SqlLedger(SqlCapability):
         """Delete up to `limit` buckets that expired before this horizon. Return how many."""
         by = None if horizon is None else in_microseconds(horizon)
         return self._change(delete_expired, my_limit=limit, my_horizon=by, long=True)
-
-
-def _reconcile_number(tid: bytes) -> int:
-    """Use other bits of the id than the lock of claims, so that claims do not wait for it."""
-    return int.from_bytes(tid[-8:], "big", signed=True) ^ 1

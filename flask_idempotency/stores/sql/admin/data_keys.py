@@ -28,7 +28,7 @@ from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import readable, row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, data_keys, meta, tenants
-from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY, ZERO, word
+from flask_idempotency.stores.sql.statements import ZERO, word
 from flask_idempotency.stores.sql.writes import proven, upserted
 
 STORE: Final = "store"
@@ -100,7 +100,6 @@ class SqlDataKeys(SqlCapability):
         return TenantKeys(identity_bytes(store), keys, last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
-        dialect = self._database.dialect
         if len(store) != IDENTITY_BYTES:
             return False
         parameters = {
@@ -115,10 +114,10 @@ class SqlDataKeys(SqlCapability):
 
         def add(connection: sa.Connection) -> bool:
             with self._atomic(connection):
-                connection.execute(insert_tenant(dialect), parameters)
-                if connection.execute(reserve_number(dialect), parameters).one_or_none() is None:
+                self._send(connection, insert_tenant, parameters)
+                if self._send(connection, reserve_number, parameters).one_or_none() is None:
                     return False
-                connection.execute(insert_key(dialect), parameters)
+                self._send(connection, insert_key, parameters)
                 return True
 
         return self._database.run(add)
@@ -145,15 +144,14 @@ class SqlDataKeys(SqlCapability):
         return readable(rows, lambda row: (row.tenant_id, _key(row)))
 
     def shred(self, tid: bytes) -> int:
-        dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "now": self._now()}
 
         def shred(connection: sa.Connection) -> int:
             with transaction(connection):
-                connection.execute(insert_tenant(dialect), parameters)
+                self._send(connection, insert_tenant, parameters)
                 # `add` locks the tenant's row, too. So no key can be added between this statement and the next.
-                connection.execute(mark_shredded(dialect), parameters)
-                return connection.execute(delete_keys(dialect), parameters).rowcount
+                self._send(connection, mark_shredded, parameters)
+                return int(self._send(connection, delete_keys, parameters).rowcount)
 
         return self._database.run(shred)
 
@@ -281,79 +279,57 @@ class SqlResponses(SqlCapability):
         self._completing = completing
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        dialect = self._database.dialect
-        parameters = {
-            "my_after": after,
-            "my_limit": limit,
-            "my_limit_less_one": limit - 1,
-            "my_tenant_id": tid,
-            "my_wrapping_key_id": other_than,
-            "now": self._now(),
-        }
-
-        def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
-            ends = connection.execute(completion.page_end(dialect), parameters).scalars().all()
-            last = ends[0] if len(ends) > 1 else None
-            bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
-            return connection.execute(completion.scan(dialect), bounded).all(), last
-
+        given: dict[str, Any] = {"my_after": after, "my_tenant_id": tid, "my_wrapping_key_id": other_than}
         # Use a connection without the read timeout of records: a page of large responses takes longer.
-        rows, last = self._database.run(page, long=True)
+        rows, last = self._page(completion.page_end, completion.scan, limit=limit, long=True, **given)
         return Page(tuple(readable(rows, _answer)), after=last)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         parameters = {**self._seen(key, old), **facts_of(new, "my")}
-        dialect, grown = self._database.dialect, new.byte_size - old.byte_size
-        statement = completion.replace_sealed(dialect) if is_sealed(parameters) else completion.replace(dialect)
+        grown = new.byte_size - old.byte_size
+        statement = completion.replace_sealed if is_sealed(parameters) else completion.replace
 
         def replace(connection: sa.Connection) -> bool:
-            before = (
-                connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none() if grown else None
-            )
-            if connection.execute(statement, parameters).one_or_none() is None:
-                if connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none() is not None:
-                    self._completing().refuse_without_key(connection, parameters)
-                return False
-            if before is not None and before.in_quota:
-                bucket_end, _, _ = completion.shares(before)[0]
-                self._book(connection, key, bucket_end=bucket_end, records=0, stored=grown)
-            return True
+            with transaction(connection) if grown else nullcontext():
+                before = self._send(connection, completion.read_if_as_seen, parameters).one_or_none() if grown else None
+                if self._send(connection, statement, parameters).one_or_none() is None:
+                    if self._send(connection, completion.read_if_as_seen, parameters).one_or_none() is not None:
+                        self._completing().refuse_without_key(connection, parameters)
+                    return False
+                if before is not None and before.in_quota:
+                    bucket_end, _, _ = completion.shares(before)[0]
+                    self._book(connection, key, bucket_end=bucket_end, records=0, stored=grown)
+                return True
 
-        def replace_and_book(connection: sa.Connection) -> bool:
-            with transaction(connection):
-                return replace(connection)
-
-        return self._database.run(replace_and_book if grown else replace)
+        return self._database.run(replace)
 
     def count(self) -> Mapping[str, int]:
         return {row.wrapping_key_id: row.responses for row in self._rows(completion.count_responses, long=True)}
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         """Do what `Store.mark_corrupt` promises."""
-        dialect = self._database.dialect
         parameters = self._seen(key, payload)
 
         def mark_corrupt(connection: sa.Connection) -> None:
             with transaction(connection):
-                row = connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none()
+                row = self._send(connection, completion.read_if_as_seen, parameters).one_or_none()
                 if row is None:
                     return
-                if connection.execute(completion.mark_corrupt(dialect), parameters).one_or_none() is not None:
+                if self._send(connection, completion.mark_corrupt, parameters).one_or_none() is not None:
                     self._unbook(connection, key, row)
 
         self._database.run(mark_corrupt)
 
     def mark_unreadable(self, key: StorageKey) -> None:
         """Quarantine a row that cannot be read, so that it does not expire. Do nothing if the row breaks a constraint."""
-        dialect = self._database.dialect
         parameters = {"my_record_id": key.rid, "now": self._now()}
 
         def mark_unreadable(connection: sa.Connection) -> None:
             with transaction(connection):
-                row = connection.execute(completion.read_unreadable(dialect), parameters).one_or_none()
+                row = self._send(connection, completion.read_unreadable, parameters).one_or_none()
                 if row is None:
                     return
-                connection.execute(completion.mark_unreadable(dialect), parameters)
+                self._send(connection, completion.mark_unreadable, parameters)
                 if row.state in (COMPLETED, FAILED) and _is_countable(row):
                     self._unbook(connection, key, row)
 
@@ -372,9 +348,8 @@ class SqlResponses(SqlCapability):
                 self._book(connection, key, bucket_end=bucket_end, records=-one, stored=-stored)
 
     def _book(self, connection: sa.Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
-        dialect = self._database.dialect
         added = entry(bucket_end=bucket_end, records=records, stored=stored)
-        connection.execute(completion.book(dialect), {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
+        self._send(connection, completion.book, {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
 
 
 def _answer(row: Any) -> Answer:

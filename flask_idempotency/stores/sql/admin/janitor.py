@@ -60,7 +60,6 @@ from flask_idempotency.stores.sql.schema import (
     tasks,
 )
 from flask_idempotency.stores.sql.statements import (
-    AFTER_LAST_KEY,
     LEASE_EXPIRED,
     OF_RESPONSE,
     ONE,
@@ -347,7 +346,6 @@ class SqlRecovery(SqlCapability):
         return self._database.run(resolve)
 
     def force_release(self, seen: SeenRecord) -> bool:
-        dialect = self._database.dialect
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
         rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
@@ -358,9 +356,9 @@ class SqlRecovery(SqlCapability):
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
             with transaction(connection):
-                row = connection.execute(force_release(dialect), parameters).one_or_none()
+                row = self._send(connection, force_release, parameters).one_or_none()
                 if row is not None and not is_completed:
-                    connection.execute(completion.drop_journal(dialect), parameters)
+                    self._send(connection, completion.drop_journal, parameters)
                 if is_completed and row is not None and row.in_quota:
                     buckets = [(kept, 1, row.response_size)]
                     if until is not None:
@@ -368,32 +366,25 @@ class SqlRecovery(SqlCapability):
                     for end, one, stored in buckets:
                         subtracted = entry(bucket_end=in_microseconds(end), records=-one, stored=-stored)
                         booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
-                        connection.execute(completion.book(dialect), booked)
+                        self._send(connection, completion.book, booked)
             if row is not None:
                 return True
-            now = connection.execute(read_as_seen(dialect), parameters).one_or_none()
+            now = self._send(connection, read_as_seen, parameters).one_or_none()
             return now is not None and (now.state, now.token) == (RELEASED, token)
 
         return self._database.run(release)
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
-        dialect = self._database.dialect
-        parameters: dict[str, Any] = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
+        parameters: dict[str, Any] = {"my_after": after, "my_tenant_id": tid}
         if state is not State.COMPLETED:
-            rows = self._rows(scan_processing if state is State.PROCESSING else scan_quarantined, **parameters)
+            make = scan_processing if state is State.PROCESSING else scan_quarantined
+            rows = self._rows(make, my_limit=limit, **parameters)
             return RecordPage(tuple(readable(rows, _seen_record)), rows[-1].record_id if len(rows) == limit else None)
 
-        def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
-            # Read the end of a page first: most records are completed, and one tenant may own few of them.
-            looked = limit if tid is None else max(limit, LOOKED_AT)
-            page_of = {**parameters, "my_limit": looked, "my_limit_less_one": looked - 1}
-            ends = connection.execute(completion.page_end(dialect), page_of).scalars().all()
-            last = ends[0] if len(ends) > 1 else None
-            bounded = {**parameters, "my_until": last or AFTER_LAST_KEY, "now": self._now()}
-            rows = connection.execute(scan_completed(dialect), bounded).all()
-            return rows, rows[-1].record_id if len(rows) == limit < looked else last
-
-        rows, last = self._database.run(page)
+        # Most records are completed, and one tenant may own few of them.
+        looked = limit if tid is None else max(limit, LOOKED_AT)
+        rows, last = self._page(completion.page_end, scan_completed, limit=limit, looked=looked, **parameters)
+        last = rows[-1].record_id if len(rows) == limit < looked else last
         return RecordPage(tuple(readable(rows, _seen_record)), after=last)
 
     def counts(self) -> UnfinishedCounts:
