@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -14,6 +14,9 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.eviction import REMEDY, evicts
 from flask_idempotency.stores.redis.executor import ScriptExecutor
+
+Said: TypeAlias = tuple[Verdict, *tuple[str, ...]]
+"""What a check has found: all of a `Finding` but its name."""
 
 NEARLY_FULL: Final = 0.8
 FULL: Final = 0.95
@@ -59,9 +62,15 @@ class RedisHealth:
 
     def findings(self) -> Sequence[Finding]:
         looks = [self._look(node) for _, node in self._server.primaries()]
-        replication = partial(_replication, awaited=self._server.replication.replicas)
-        checks = _eviction, _persistence, _errors, _memory, replication, _shared
-        return [_worst([check(look) for look in looks]) for check in checks]
+        checks: dict[str, Callable[[_Look], Said]] = {
+            "eviction": _eviction,
+            "persistence": _persistence,
+            "persistence-errors": _errors,
+            "memory": _memory,
+            "replication": partial(_replication, awaited=self._server.replication.replicas),
+            "shared": _shared,
+        }
+        return [_worst([Finding(name, *check(look)) for look in looks]) for name, check in checks.items()]
 
     def _look(self, node: Any) -> _Look:
         info = dict[str, Any]()
@@ -94,21 +103,20 @@ def _worst(findings: Sequence[Finding]) -> Finding:
     return replace(worst, text=f"On at least one of {len(findings)} primaries: {worst.text}")
 
 
-def _eviction(look: _Look) -> Finding:
+def _eviction(look: _Look) -> Said:
     policy = look.info.get("maxmemory_policy")
     if policy is None:
-        return _unknown("eviction", "whether it may evict records")
+        return _unknown("whether it may evict records")
     if policy != "noeviction":
-        return Finding("eviction", Verdict.FAULT, evicts(policy), REMEDY)
-    return Finding("eviction", Verdict.FINE, "It never evicts a record.")
+        return Verdict.FAULT, evicts(policy), REMEDY
+    return Verdict.FINE, "It never evicts a record."
 
 
-def _persistence(look: _Look) -> Finding:
+def _persistence(look: _Look) -> Said:
     if "aof_enabled" not in look.info:
-        return _unknown("persistence", "whether it writes records to its disk")
+        return _unknown("whether it writes records to its disk")
     if not look.info["aof_enabled"]:
-        return Finding(
-            "persistence",
+        return (
             Verdict.FAULT,
             "Its append-only file is off: a restart loses all records since its last snapshot, or all records. Those requests "
             "may run again.",
@@ -116,19 +124,17 @@ def _persistence(look: _Look) -> Finding:
         )
     match look.config.get("appendfsync"):
         case None:
-            return _unknown("persistence", "how often its append-only file is written to its disk")
+            return _unknown("how often its append-only file is written to its disk")
         case "always":
-            return Finding("persistence", Verdict.FINE, "It writes every record to its disk before it answers.")
+            return Verdict.FINE, "It writes every record to its disk before it answers."
         case "everysec":
-            return Finding(
-                "persistence",
+            return (
                 Verdict.ADVICE,
                 "A crash of its machine may lose the records of the last two seconds. Those requests may run again.",
                 "Set appendfsync to always, if such a loss costs more than slower writes.",
             )
         case _:
-            return Finding(
-                "persistence",
+            return (
                 Verdict.FAULT,
                 "Its operating system decides when to write its append-only file to its disk: a crash may lose the records "
                 "of half a minute. Those requests may run again.",
@@ -136,61 +142,56 @@ def _persistence(look: _Look) -> Finding:
             )
 
 
-def _errors(look: _Look) -> Finding:
+def _errors(look: _Look) -> Said:
     statuses = {name: look.info[name] for name in _WRITES if name in look.info}
     failed = [_WRITES[name] for name, status in statuses.items() if status != "ok"]
     if failed:
-        return Finding(
-            "persistence-errors",
+        return (
             Verdict.FAULT,
             f"It could not write to its disk: {' and '.join(failed)} failed.",
             "Read its log. Check that its disk has space, and that Redis may write there.",
         )
     if not statuses:
-        return _unknown("persistence-errors", "whether its last writes to its disk succeeded")
-    return Finding("persistence-errors", Verdict.FINE, "Its last writes to its disk succeeded.")
+        return _unknown("whether its last writes to its disk succeeded")
+    return Verdict.FINE, "Its last writes to its disk succeeded."
 
 
-def _memory(look: _Look) -> Finding:
+def _memory(look: _Look) -> Said:
     used = look.info.get("used_memory")
     most = look.info.get("maxmemory") or look.info.get("total_system_memory")
     if used is None or not most:
-        return _unknown("memory", "how much memory it has left")
+        return _unknown("how much memory it has left")
     share = used / most
     text = f"It uses {min(share, 1):.0%} of the memory that it may use."
     if share < NEARLY_FULL:
-        return Finding("memory", Verdict.FINE, text)
-    verdict = Verdict.ADVICE if share < FULL else Verdict.FAULT
+        return Verdict.FINE, text
     remedy = (
         "Raise maxmemory, or add memory; or lower IDEMPOTENCY_KEEP and set IDEMPOTENCY_REMEMBER to what it was: responses go, "
         "and their keys stay refused. If it is full, requests with new keys get 503."
     )
-    return Finding("memory", verdict, text, remedy)
+    return Verdict.ADVICE if share < FULL else Verdict.FAULT, text, remedy
 
 
-def _replication(look: _Look, *, awaited: int) -> Finding:
+def _replication(look: _Look, *, awaited: int) -> Said:
     match look.info.get("role"):
         case None:
-            return _unknown("replication", "whether it has replicas, and how far behind they are")
+            return _unknown("whether it has replicas, and how far behind they are")
         case "slave":
-            return Finding(
-                "replication",
+            return (
                 Verdict.FAULT,
                 "It is a replica: it grants no claims, and its records may be out of date.",
                 "Set IDEMPOTENCY_STORE to the primary, or to a client that follows it.",
             )
     replicas = list(_replicas(look.info))
     if len(replicas) < awaited:
-        return Finding(
-            "replication",
+        return (
             Verdict.FAULT,
             f"New keys get 503: claims wait for {awaited} replicas, and it has {len(replicas)}.",
             "Restart the missing replicas. With a smaller IDEMPOTENCY_REPLICAS, a fail-over may lose records.",
         )
     behind = [each for each in replicas if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS]
     if behind:
-        return Finding(
-            "replication",
+        return (
             Verdict.ADVICE,
             f"{len(behind)} of its {len(replicas)} replicas are behind: a fail-over to one loses the records that it lacks. "
             "Those requests may run again.",
@@ -206,17 +207,16 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
         if "min_slaves_good_slaves" not in look.info:
             text += " It also accepts writes while no replica receives them."
             remedy += " At least set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds."
-        return Finding("replication", Verdict.ADVICE, text, remedy)
-    return Finding("replication", Verdict.FINE, "Its replicas keep up." if replicas else "It has no replicas.")
+        return Verdict.ADVICE, text, remedy
+    return Verdict.FINE, "Its replicas keep up." if replicas else "It has no replicas."
 
 
-def _shared(look: _Look) -> Finding:
+def _shared(look: _Look) -> Said:
     if look.others is None:
-        return _unknown("shared", "whether it holds keys of other programs")
+        return _unknown("whether it holds keys of other programs")
     if not look.others:
-        return Finding("shared", Verdict.FINE, "It holds no key of another program, as far as a sample shows.")
-    return Finding(
-        "shared",
+        return Verdict.FINE, "It holds no key of another program, as far as a sample shows."
+    return (
         Verdict.ADVICE,
         f"Its database holds keys of other programs, {look.others} in a sample. If one of them empties it, as `cache.clear()` "
         "of Flask-Caching may, every new key gets 503 until you acknowledge the loss.",
@@ -231,5 +231,5 @@ def _replicas(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield replica
 
 
-def _unknown(check: str, what: str) -> Finding:
-    return Finding(check, Verdict.UNKNOWN, f"This Redis does not show {what}.", _GRANT)
+def _unknown(what: str) -> Said:
+    return Verdict.UNKNOWN, f"This Redis does not show {what}.", _GRANT

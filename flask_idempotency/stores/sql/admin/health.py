@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, text
 
@@ -26,6 +26,9 @@ from flask_idempotency.stores.sql.schema import (
     metadata,
 )
 from flask_idempotency.stores.sql.statements import server_time
+
+Said: TypeAlias = tuple[Verdict, *tuple[str, ...]]
+"""What a check has found: all of a `Finding` but its name."""
 
 MANY_DEAD: Final = 10_000
 """Fewer dead rows are normal: autovacuum lets a table of some thousand rows have as many dead ones."""
@@ -55,35 +58,36 @@ _OFF: Final = {
 }
 
 
-def schema(connection: Connection) -> Finding:
+def schema(connection: Connection) -> Said:
     """Check that the tables are those of this release, and that the role may use them."""
     faults = [fault for fault in schema_check.structural(connection) if not fault.startswith(schema_check.INDEX)]
     if not faults:
-        return Finding("schema", Verdict.FINE, "The tables are as this release needs them.")
+        return Verdict.FINE, "The tables are as this release needs them."
     said, remedies = zip(*(_fault_and_remedy(fault) for fault in faults), strict=True)
-    return Finding("schema", Verdict.FAULT, " ".join(said), " ".join(dict.fromkeys(remedies)))
+    return Verdict.FAULT, " ".join(said), " ".join(dict.fromkeys(remedies))
 
 
-def indexes(connection: Connection) -> Finding:
+def indexes(connection: Connection) -> Said:
     """Check that each index exists, and that queries can use it."""
     if not Catalogue(connection).has_table(RECORDS):
-        return Finding("indexes", Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says.")
+        return Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says."
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:
         said, remedies = zip(*(_fault_and_remedy(fault) for fault in missing), strict=True)
-        return Finding("indexes", Verdict.FAULT, " ".join(said), remedies[0])
-    invalid = _invalid(connection)
+        return Verdict.FAULT, " ".join(said), remedies[0]
+    invalid: Sequence[str] = ()
+    if connection.dialect.name == POSTGRESQL:
+        invalid = connection.execute(named(connection, _INVALID), {"tables": list(metadata.tables)}).scalars().all()
     if invalid:
-        return Finding(
-            "indexes",
+        return (
             Verdict.FAULT,
             f"These indexes are unfinished, and no query uses them: {', '.join(invalid)}.",
             f"Run {' and '.join(f'REINDEX INDEX CONCURRENTLY {name}' for name in invalid)}.",
         )
-    return Finding("indexes", Verdict.FINE, "Every index exists and can be used.")
+    return Verdict.FINE, "Every index exists and can be used."
 
 
-def durability(connection: Connection) -> Finding:
+def durability(connection: Connection) -> Said:
     """Check that a commit survives a crash."""
     if kind_of(connection.dialect.name) == MYSQL:
         return _durability_of_mysql(connection)
@@ -92,7 +96,7 @@ def durability(connection: Connection) -> Finding:
     settings = connection.execute(_SETTINGS).one()._mapping
     off = [name for name in _OFF if settings[name] == "off"]
     if not off:
-        return Finding("durability", Verdict.FINE, "A commit is on disk when it is acknowledged.")
+        return Verdict.FINE, "A commit is on disk when it is acknowledged."
     remedies = {
         "synchronous_commit": "Set synchronous_commit to on for the role that the application connects as",
         "fsync": "set fsync to on in postgresql.conf, and check everything that was written since it was off",
@@ -100,90 +104,79 @@ def durability(connection: Connection) -> Finding:
     }
     remedy = "; ".join(remedies[name] for name in off)
     text_ = "; ".join(f"{name} is off: {_OFF[name]}" for name in off)
-    return Finding("durability", Verdict.FAULT, f"{text_}.", f"{remedy[0].upper()}{remedy[1:]}.")
+    return Verdict.FAULT, f"{text_}.", f"{remedy[0].upper()}{remedy[1:]}."
 
 
-def server(connection: Connection) -> Finding:
+def server(connection: Connection) -> Said:
     """Say which server this is, and how many numbers of the fences' sequence a connection takes at once."""
     version = printable(str(connection.scalar(_VERSION)).partition(" on ")[0])
     if fault := cache_fault(connection, FENCES, FENCES_DO_NOT_RISE):
         said, remedy = _fault_and_remedy(fault)
-        return Finding("server", Verdict.FAULT, f"This is {version}. {said}", remedy)
+        return Verdict.FAULT, f"This is {version}. {said}", remedy
     if cached_numbers(connection, FENCES) is None:
-        return Finding(
-            "server",
+        return (
             Verdict.UNKNOWN,
             f"This is {version}. The cache of the sequence {FENCES} cannot be read, and must be 1.",
             "Let the database role read pg_sequence, and do what `schema` says.",
         )
-    return Finding("server", Verdict.FINE, f"This is {version}, and each fence is higher than the one before.")
+    return Verdict.FINE, f"This is {version}, and each fence is higher than the one before."
 
 
-def isolation(connection: Connection) -> Finding:
+def isolation(connection: Connection) -> Said:
     """Check that the store need not repeat conflicting claims."""
     advice = schema_check.advice(connection)
     if not advice:
-        return Finding("isolation", Verdict.FINE, "Transactions are READ COMMITTED by default.")
+        return Verdict.FINE, "Transactions are READ COMMITTED by default."
     said, remedy = _fault_and_remedy(advice[0])
-    return Finding("isolation", Verdict.ADVICE, said, remedy)
+    return Verdict.ADVICE, said, remedy
 
 
-def dead_rows(connection: Connection) -> Finding:
+def dead_rows(connection: Connection) -> Said:
     """Check that autovacuum keeps up with deleted and updated rows."""
     found: Any = connection.execute(named(connection, _ROWS)).one_or_none()
     if found is None:
-        return Finding(
-            "dead-rows",
+        return (
             Verdict.UNKNOWN,
             "The server has no statistics of idempotency_records.",
             "Do what `schema` says, and set track_counts to on.",
         )
     if found.dead > max(MANY_DEAD, _DEAD_TO_LIVE * found.live):
-        return Finding(
-            "dead-rows",
+        return (
             Verdict.ADVICE,
             f"idempotency_records has {found.dead} dead rows and {found.live} live ones: autovacuum does not keep up.",
             "Find transactions in pg_stat_activity that have been open for long, and let autovacuum run more often: "
             "ALTER TABLE idempotency_records SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0).",
         )
-    return Finding("dead-rows", Verdict.FINE, "Autovacuum keeps up.")
+    return Verdict.FINE, "Autovacuum keeps up."
 
 
-def storage(connection: Connection) -> Finding:
+def storage(connection: Connection) -> Said:
     """Check that the tables have their storage parameters. Alembic does not write them."""
     if not lacks(connection).storage:
-        return Finding("storage", Verdict.FINE, "The tables have their storage parameters.")
-    return Finding(
-        "storage",
+        return Verdict.FINE, "The tables have their storage parameters."
+    return (
         Verdict.ADVICE,
         "The tables have no fillfactor, as Alembic creates them: rows that are written twice take more space and time.",
         "Run `flask idempotency db upgrade` once, which sets it.",
     )
 
 
-def _invalid(connection: Connection) -> list[str]:
-    if connection.dialect.name != POSTGRESQL:
-        return []
-    return list(connection.execute(named(connection, _INVALID), {"tables": list(metadata.tables)}).scalars())
-
-
-def _durability_of_mysql(connection: Connection) -> Finding:
+def _durability_of_mysql(connection: Connection) -> Said:
     settings = connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping
     faults = list(mysql.faults(settings))
     if not faults:
-        return Finding("durability", Verdict.FINE, "A commit is on disk when it is acknowledged.")
+        return Verdict.FINE, "A commit is on disk when it is acknowledged."
     said, remedies = zip(*map(_fault_and_remedy, faults), strict=True)
-    return Finding("durability", Verdict.FAULT, " ".join(said), " ".join(remedies))
+    return Verdict.FAULT, " ".join(said), " ".join(remedies)
 
 
-def packets(connection: Connection) -> Finding:
+def packets(connection: Connection) -> Said:
     """Check that the server takes statements with large responses."""
     largest = int(connection.exec_driver_sql(mysql.READ_SETTINGS).one().max_allowed_packet)
     said = f"The server takes statements of up to {largest} bytes (max_allowed_packet)"
     if largest >= mysql.PACKET:
-        return Finding("packets", Verdict.FINE, f"{said}.")
-    return Finding(
-        "packets",
+        return Verdict.FINE, f"{said}."
+    return (
         Verdict.ADVICE,
         f"{said}: a larger response cannot be stored, and its record stays in flight until its lease expires.",
         "Set max_allowed_packet to twice IDEMPOTENCY_MAX_BODY or more, or lower that setting.",
@@ -201,24 +194,23 @@ _WITHOUT_KEY: Final = (
 )
 
 
-def galera(connection: Connection) -> Finding:
+def galera(connection: Connection) -> Said:
     """Check that a Galera cluster survives the loss of a node, and that each node sees what the others have committed.
 
     Outside the majority, the store does not answer, and so this is not asked.
     """
     if not mysql.is_in_cluster(connection.exec_driver_sql(mysql.IN_CLUSTER).first()):
-        return Finding("galera", Verdict.FINE, "The server is no node of a Galera cluster.")
+        return Verdict.FINE, "The server is no node of a Galera cluster."
     node = {str(name): str(value) for show in _NODE for name, value in connection.exec_driver_sql(show)}
     size, state = int(node["wsrep_cluster_size"]), printable(node["wsrep_local_state_comment"])
     said = f"This is a node of a Galera cluster of {size}, and its state is {state}"
-    found: list[Finding] = []
+    found: list[Said] = []
     if size < mysql.FEWEST_NODES or size % 2 == 0:
         few = "with this size a failure may leave no majority"
-        found.append(Finding("galera", Verdict.ADVICE, few, "Run three nodes or five, or add garbd."))
+        found.append((Verdict.ADVICE, few, "Run three nodes or five, or add garbd."))
     if int(node["wsrep_sync_wait"]) & mysql.SYNC_WAIT != mysql.SYNC_WAIT:
         found.append(
-            Finding(
-                "galera",
+            (
                 Verdict.ADVICE,
                 f"wsrep_sync_wait is {node['wsrep_sync_wait']} on your own connections. The store sets its own. If yours lead "
                 "to another node, a view may not see its claim, and its client gets 503",
@@ -227,34 +219,32 @@ def galera(connection: Connection) -> Finding:
         )
     if node["innodb_autoinc_lock_mode"] != "2":
         locked = "innodb_autoinc_lock_mode is not 2, so inserts may deadlock"
-        found.append(Finding("galera", Verdict.ADVICE, locked, "Set innodb_autoinc_lock_mode to 2 on each node."))
+        found.append((Verdict.ADVICE, locked, "Set innodb_autoinc_lock_mode to 2 on each node."))
     if tables := [printable(str(name)) for name in connection.exec_driver_sql(_WITHOUT_KEY).scalars()]:
         bare = f"these tables have no primary key, and nodes may disagree about their rows: {', '.join(tables)}"
-        found.append(Finding("galera", Verdict.ADVICE, bare, "Give each of these tables a primary key."))
+        found.append((Verdict.ADVICE, bare, "Give each of these tables a primary key."))
     if not found:
-        return Finding("galera", Verdict.FINE, f"{said}.")
-    remedies = [each.remedy for each in found]
-    return Finding("galera", Verdict.ADVICE, f"{said}: {'; '.join(each.text for each in found)}.", " ".join(remedies))
+        return Verdict.FINE, f"{said}."
+    _, faults, remedies = zip(*found, strict=True)
+    return Verdict.ADVICE, f"{said}: {'; '.join(faults)}.", " ".join(remedies)
 
 
-def _durability_of_file(connection: Connection) -> Finding:
+def _durability_of_file(connection: Connection) -> Said:
     journal, synchronous = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in _PRAGMAS)
     if journal != "wal":
-        return Finding(
-            "durability",
+        return (
             Verdict.FAULT,
             f"This SQLite database has journal_mode {journal}: readers and writers wait for each other, and time out.",
             "Run `PRAGMA journal_mode=WAL` on it once, and set no other where connections are made.",
         )
     if synchronous < schema_check.FULL:
-        return Finding(
-            "durability",
+        return (
             Verdict.FAULT,
             "Connections of the application have PRAGMA synchronous below FULL: a power failure could lose rows that a view "
             "has committed together with its record.",
             "Set it to FULL where connections are made.",
         )
-    return Finding("durability", Verdict.FINE, "A commit is on disk when it is acknowledged.")
+    return Verdict.FINE, "A commit is on disk when it is acknowledged."
 
 
 def _fault_and_remedy(fault: str) -> tuple[str, str]:
@@ -273,21 +263,19 @@ POOLING_TRIES: Final = 3
 _BACKEND: Final = text("SELECT pg_backend_pid()")
 
 
-def inspect_pooling(one: Connection, other: Connection) -> Finding:
+def inspect_pooling(one: Connection, other: Connection) -> Said:
     """Check for a pooler in transaction mode, with two autocommit connections. The first is made as the application's are."""
     if not shares_sessions(one, other):
-        return Finding("pooling", Verdict.FINE, "Each connection has its own server connection.")
+        return Verdict.FINE, "Each connection has its own server connection."
     hazards = list(_hazards(one))
     if not hazards:
-        return Finding(
-            "pooling",
+        return (
             Verdict.FINE,
             "A pooler gives each transaction to some server connection: waiting duplicates poll, and no setting here needs a "
             "session.",
         )
     said, remedies = zip(*hazards, strict=True)
-    return Finding(
-        "pooling",
+    return (
         Verdict.ADVICE,
         f"A pooler gives each transaction to some server connection, and {' and '.join(said)}.",
         " ".join(remedies),
@@ -339,33 +327,26 @@ def _parameters(driver: Any) -> dict[str, str]:
 OVERDUE_SECONDS: Final = 3600
 """A janitor may be behind by this much."""
 
-_EVERYWHERE: Final = (schema, indexes, durability)
-_ON_POSTGRESQL: Final = (server, isolation, dead_rows, storage)
-
 
 class SqlHealth(SqlCapability):
     """Implements `Health`."""
 
     def findings(self) -> Sequence[Finding]:
-        if self._database.dialect.name == SQLITE:
+        kind = self._database.dialect.name
+        if kind == SQLITE:
             # The first connection for records sets the file's journal mode, which the checks read.
             self._database.run(lambda connection: None)
-            return [*self._run(_EVERYWHERE), self._finding("expiry", self._expiry)]
-        if self._database.dialect.name == MYSQL:
-            return [*self._run((*_EVERYWHERE, packets, galera)), self._finding("expiry", self._expiry)]
-        return [
-            *self._run(_EVERYWHERE),
-            self._finding("pooling", self._pooling),
-            *self._run(_ON_POSTGRESQL),
-            self._finding("expiry", self._expiry),
-        ]
+        others: dict[str, tuple[Callable[[Connection], Said], ...]] = {
+            SQLITE: (),
+            MYSQL: (packets, galera),
+            POSTGRESQL: (self._pooling, server, isolation, dead_rows, storage),
+        }
+        checks = (schema, indexes, durability, *others[kind], self._expiry)
+        return [self._finding(check.__name__.strip("_").replace("_", "-"), check) for check in checks]
 
-    def _run(self, checks: Sequence[Callable[[Connection], Finding]]) -> list[Finding]:
-        return [self._finding(check.__name__.replace("_", "-"), check) for check in checks]
-
-    def _finding(self, name: str, check: Callable[[Connection], Finding]) -> Finding:
+    def _finding(self, name: str, check: Callable[[Connection], Said]) -> Finding:
         try:
-            return self._database.run(check, long=True)
+            return Finding(name, *self._database.run(check, long=True))
         except ConfigurationError:
             return Finding(
                 name,
@@ -374,19 +355,18 @@ class SqlHealth(SqlCapability):
                 "Do what `schema` and `durability` say, and check again.",
             )
 
-    def _pooling(self, connection: Connection) -> Finding:
+    def _pooling(self, connection: Connection) -> Said:
         return self._database.run(lambda another: inspect_pooling(connection, another))
 
-    def _expiry(self, connection: Connection) -> Finding:
-        dialect, parameters = self._database.dialect, {"now": self._now()}
-        now = connection.execute(server_time(dialect), parameters).scalar_one()
+    def _expiry(self, connection: Connection) -> Said:
+        parameters = {"now": self._now()}
+        now = self._send(connection, server_time, parameters).scalar_one()
         horizon = now - OVERDUE_SECONDS * 1_000_000
-        if connection.execute(janitor.has_overdue(dialect), {**parameters, "my_horizon": horizon}).scalar_one():
-            return Finding(
-                "expiry",
+        if self._send(connection, janitor.has_overdue, {**parameters, "my_horizon": horizon}).scalar_one():
+            return (
                 Verdict.ADVICE,
                 "Records that expired an hour ago are still there: no janitor runs, or it is too slow.",
                 "Run the janitor, or `flask idempotency expire` regularly. Set IDEMPOTENCY_EXPIRE_RATE above the rate of new "
                 "keys.",
             )
-        return Finding("expiry", Verdict.FINE, "Expired records are removed within the hour.")
+        return Verdict.FINE, "Expired records are removed within the hour."

@@ -166,15 +166,11 @@ def test_a_file_that_is_not_written_as_it_should_be(
     # A log is given up by whoever is alone with the file.
     store.database.engine.dispose()
     engine.dispose()
-    durability = inspect_only(engine, health.durability)
+    with engine.connect() as connection:
+        durability = Finding("durability", *health.durability(connection))
 
     assert (Verdict.FAULT, True) == (durability.verdict, word in durability.text)
     assert durability.remedy
-
-
-def inspect_only(engine: Engine, look: Callable[[Any], Finding]) -> Finding:
-    with engine.connect() as connection:
-        return look(connection)
 
 
 @pytest.fixture
