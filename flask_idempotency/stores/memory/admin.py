@@ -403,16 +403,13 @@ class MemoryResponses:
     def count(self) -> Mapping[str, int]:
         with self._shared.lock:
             completed = (record for record in self._shared.records.values() if record.state is State.COMPLETED)
-            return Counter(kid_of(record.payload) for record in completed if not _is_wiped(record))
+            payloads = (record.payload for record in completed)
+            return Counter(kid_of(each) for each in payloads if each is None or each.sealed_by != ERASED)
 
 
 def _has_response(record: Record, now: float) -> bool:
     """Return whether a retry gets the response of this record."""
     return record.state is State.COMPLETED and record.deadline > now
-
-
-def _is_wiped(record: Record) -> bool:
-    return record.payload is not None and record.payload.sealed_by == ERASED
 
 
 class MemoryRecovery:

@@ -369,7 +369,7 @@ class RedisDataLoss:
             if any(part.emptied for part in parts):
                 raise ConfigurationError(_EMPTIED)
             chosen = self._named(scripts.STORE_INIT, chosen)
-            results = set(self._everywhere(scripts.STORE_INIT, *self._all(chosen, self.rules.layout)))
+            results = set(self._everywhere(scripts.STORE_INIT, chosen, self.rules.layout))
             if b"EMPTIED" in results:
                 raise ConfigurationError(_EMPTIED)
             if results != {b"DONE"}:
@@ -400,16 +400,13 @@ class RedisDataLoss:
         lost = ["" if part.lost is None else str(round(part.lost * 1000)) for part in parts]
         if status.store_id is None:
             chosen = self._named(scripts.STORE_ACKNOWLEDGE, chosen, lost)
-        results = set(self._everywhere(scripts.STORE_ACKNOWLEDGE, *self._all(chosen, self.rules.layout), lost))
+        results = set(self._everywhere(scripts.STORE_ACKNOWLEDGE, chosen, self.rules.layout, lost))
         if results != {b"DONE"}:
             raise ConfigurationError(
                 "Partitions of this Redis changed during the acknowledgement, or belong to another store. Run flask "
                 "idempotency redis status."
             )
         return status
-
-    def _all(self, *arguments: str) -> list[list[str]]:
-        return [[text] * layout.PARTITIONS for text in arguments]
 
     def _refuse_others(self, parts: Sequence[_Part]) -> None:
         if any(self._kind(part) == DataLoss.FOREIGN.value for part in parts):
@@ -453,8 +450,7 @@ class RedisDataLoss:
 
     def _noticed(self, proof: RestartProof, verdict: str = "", before: str = "") -> list[_Part]:
         known = "1" if self._had_id and self.rules.after_loss != "run" else ""
-        arguments = self._all(proof.process, verdict, before, known)
-        return [_part(reply) for reply in self._everywhere(scripts.STORE_STATUS, *arguments)]
+        return [_part(reply) for reply in self._everywhere(scripts.STORE_STATUS, proof.process, verdict, before, known)]
 
     def _verdict(self, parts: Sequence[_Part], proof: RestartProof) -> tuple[str, str]:
         """Return whether the restart lost no data, by the four facts above, and the process before it."""
@@ -481,13 +477,14 @@ class RedisDataLoss:
         again = proof.process or proof.later
         self._next_look = monotonic() + LOOK_SECONDS if again else float("inf")
 
-    def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
-        """Run this script on each partition, with one value of each argument. Return the results in their order."""
+    def _everywhere(self, script: Script, *arguments: str | list[str]) -> list[Any]:
+        """Run this script on each partition, and return the results in their order. A list has a value for each partition."""
         # One round trip to each node: if one does not answer, the others have still run the script.
+        texts = [[each] * layout.PARTITIONS if isinstance(each, str) else each for each in arguments]
         return self._server.run_all(
             script,
             [
-                Call((layout.memory_in(each),), [values[each].encode() for values in arguments])
+                Call((layout.memory_in(each),), [values[each].encode() for values in texts])
                 for each in range(layout.PARTITIONS)
             ],
         )

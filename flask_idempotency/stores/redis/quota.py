@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import limits_of
-from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, corrupt, whole_number
 
 _TOTALS, _WINDOW, _LIMITS, _BUCKET, _JOURNALS = (
     layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET", "JOURNALS")
@@ -75,8 +74,8 @@ class RedisLedger:
 
     def _repair_unfinished(self, tid: bytes, names: Sequence[bytes]) -> int:
         """Check each of these records. The scripts count later changes correctly."""
-        drift, left = 0, iter(names)
-        while batch := list(islice(left, BATCH)):
+        drift = 0
+        for batch in batches(names, BATCH, lambda _: tid):
             keys = layout.tenant_unfinished(tid), *(layout.record(tid, name) for name in batch)
             removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
             drift += removed - added
@@ -85,12 +84,9 @@ class RedisLedger:
     def _repair_journals(self, tid: bytes, names: Sequence[bytes], *, before: bytes) -> tuple[int, int]:
         """Count the bytes of their journals, and correct the tenant's count if no journal changed in between."""
         partition, counted = layout.number(tid), 0
-        for begin in range(0, len(names), BATCH):
-            keys = [
-                key
-                for name in names[begin : begin + BATCH]
-                for key in (layout.record_in(partition, name), layout.journal_in(partition, name))
-            ]
+        for batch in batches(names, BATCH, lambda _: tid):
+            both = ((layout.record_in(partition, name), layout.journal_in(partition, name)) for name in batch)
+            keys = [key for pair in both for key in pair]
             counted += self._server.run(scripts.QUOTA_RECOUNT_JOURNALS, keys, tid)
         excess, changed = self._server.run(scripts.QUOTA_REPAIR_JOURNALS, (layout.tenant_quota(tid),), before, counted)
         return excess, changed

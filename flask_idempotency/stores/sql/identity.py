@@ -79,7 +79,11 @@ def prepare(connection: Connection) -> None:
         numbers.raised, numbers.due = True, False
     # Last: afterwards this connection no longer commits each statement by itself.
     if missing.low_fences:
-        _raise_fences(connection)
+        # Fences rise even over tables that were dropped and created again. Under a lock: without it a second process could
+        # set the sequence back below a fence that was already granted.
+        with transaction(connection):
+            connection.execute(statements.advisory_lock(DIALECTS[POSTGRESQL]), {"my_number": _LOCK, "now": None})
+            connection.execute(_RAISE_FENCES, _fences(connection))
 
 
 def raise_sequence(connection: Connection) -> None:
@@ -109,16 +113,6 @@ def name_store(connection: Connection) -> None:
     """Give this database a random number, unless it has one, or has lost one that is still in use."""
     kind = kind_of(connection.dialect.name)
     connection.execute(named(connection, schema.fact(kind, _META, "store", DIALECTS[kind].random, where=_NOT_IN_USE)))
-
-
-def _raise_fences(connection: Connection) -> None:
-    """Set the sequence of fences to the clock, so that fences rise even over tables that were dropped and created again.
-
-    Under a lock: without it a second process could set the sequence back below a fence that was already granted.
-    """
-    with transaction(connection):
-        connection.execute(statements.advisory_lock(DIALECTS[POSTGRESQL]), {"my_number": _LOCK, "now": None})
-        connection.execute(_RAISE_FENCES, _fences(connection))
 
 
 def _fences(connection: Connection) -> dict[str, Any]:

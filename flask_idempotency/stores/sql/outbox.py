@@ -104,6 +104,11 @@ def _shown(value: Any) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
+def _said(value: Any) -> str:
+    """Return a text column for a terminal."""
+    return printable(_shown(value) or "")
+
+
 def _headers_of(text: str, *, sealed: bool) -> tuple[bool, dict[str, str] | None]:
     """Return whether a release before namespaces wrote the headers, and the headers. None: they are damaged."""
     try:
@@ -155,7 +160,11 @@ class OutboxTable(SqlCapability):
         session.flush()
         connection = session.connection(bind_arguments={"bind": engine})
         refuse_inherited(connection)
-        _refuse_autocommit(connection)
+        if commits_each_statement(connection):
+            raise ConfigurationError(
+                "db.session commits each statement by itself (isolation level AUTOCOMMIT), so a message could be sent whose "
+                "rows are rolled back. Use another isolation level for the engine of the default bind."
+            )
         self._refuse_spaces(connection)
         return connection
 
@@ -247,16 +256,17 @@ class OutboxTable(SqlCapability):
                 found, after = self._unadopted(connection, 0), 0
                 while found:
                     after = found[-1].seq
-                    rows = [(row.seq, _former(row)) for row in found]
-                    mine = [(seq, row) for seq, row in rows if is_ours(row)]
-                    changes = [
-                        {
-                            "my_seq": seq,
-                            "my_namespace": names.namespace,
-                            "my_lane": names.lane(row.topic, row.key),
-                        }
-                        for seq, row in mine
-                    ]
+                    changes = []
+                    for row in found:
+                        topic, key = _shown(row.topic) or "", _shown(row.key)
+                        if is_ours(FormerRow(topic, key, _shown(row.tenant), row.tenant_id, bool(row.sealed))):
+                            changes.append(
+                                {
+                                    "my_seq": row.seq,
+                                    "my_namespace": names.namespace,
+                                    "my_lane": names.lane(topic, key),
+                                }
+                            )
                     if changes:
                         connection.execute(self._statement(statements.adopt), changes)
                     found = self._unadopted(connection, after) if len(found) == ADOPTED else []
@@ -321,13 +331,7 @@ class OutboxTable(SqlCapability):
         """Return the topics with messages that have failed for longer than this many seconds."""
         found = self._rows(statements.failing, since=in_microseconds(since), namespaces=self._namespaces)
         return [
-            FailingTopic(
-                printable(_shown(row.topic) or ""),
-                row.messages,
-                max(row.oldest, 0) / 1e6,
-                printable(_shown(row.error) or ""),
-            )
-            for row in found
+            FailingTopic(_said(row.topic), row.messages, max(row.oldest, 0) / 1e6, _said(row.error)) for row in found
         ]
 
     def topics(self) -> list[OutboxTopic]:
@@ -335,9 +339,9 @@ class OutboxTable(SqlCapability):
         found = []
         for row in self._rows(statements.topics, namespaces=self._namespaces):
             dead, failing = int(row.dead), int(row.failing)
-            error = None if row.error is None else printable(_shown(row.error) or "")
-            oldest, name = max(row.oldest, 0) / 1e6, printable(_shown(row.topic) or "")
-            found.append(OutboxTopic(name, dead, failing, row.messages - dead - failing, oldest, error))
+            error = None if row.error is None else _said(row.error)
+            waiting, oldest = row.messages - dead - failing, max(row.oldest, 0) / 1e6
+            found.append(OutboxTopic(_said(row.topic), dead, failing, waiting, oldest, error))
         return sorted(found, key=lambda each: (-each.dead, -each.failing, each.topic))
 
     def rows(self, *, limit: int, only_dead: bool = False, topic: str | None = None) -> list[OutboxRow]:
@@ -347,13 +351,13 @@ class OutboxTable(SqlCapability):
         return [
             OutboxRow(
                 row.seq,
-                printable(_shown(row.message_id) or ""),
-                printable(_shown(row.topic) or ""),
+                _said(row.message_id),
+                _said(row.topic),
                 row.state,
                 row.attempts or 0,
                 max(row.age, 0) / 1e6,
                 max(row.wait, 0) / 1e6,
-                None if row.error is None else printable(_shown(row.error) or ""),
+                None if row.error is None else _said(row.error),
                 row.behind,
             )
             for row in found
@@ -434,10 +438,6 @@ class OutboxTable(SqlCapability):
         return list(self._names.namespaces)
 
 
-def _former(row: Any) -> FormerRow:
-    return FormerRow(_shown(row.topic) or "", _shown(row.key), _shown(row.tenant), row.tenant_id, bool(row.sealed))
-
-
 def _difference(known: Any, message: Message, lane: bytes | None, digest: bytes) -> str | None:
     """Return what a message has that differs from this one, which is to be published under the same id."""
     if _shown(known.topic) != message.topic:
@@ -448,11 +448,3 @@ def _difference(known: Any, message: Message, lane: bytes | None, digest: bytes)
         # The release before sealed the body alone, and did not keep a digest of it.
         same_key, same = _shown(known.key) == message.key, known.body in (None, message.body)
     return "key" if not same_key else None if same else "body"
-
-
-def _refuse_autocommit(connection: sa.Connection) -> None:
-    if commits_each_statement(connection):
-        raise ConfigurationError(
-            "db.session commits each statement by itself (isolation level AUTOCOMMIT), so a message could be sent whose rows "
-            "are rolled back. Use another isolation level for the engine of the default bind."
-        )

@@ -14,32 +14,23 @@ from sqlalchemy import Connection, text
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.store import MissingGrant
+from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.naming import prefix, schema_of
-from flask_idempotency.stores.sql.schema import (
-    DATA_KEYS,
-    FENCES,
-    OUTBOX,
-    QUOTA,
-    RECORD_TABLES,
-    RECORDS,
-    STEPS,
-    TENANTS,
-)
 
 IN_A_VIEW: Final[Mapping[str, tuple[str, ...]]] = {
-    RECORDS: ("SELECT", "UPDATE"),
-    STEPS: ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    TENANTS: ("SELECT",),
-    DATA_KEYS: ("SELECT",),
-    QUOTA: ("SELECT", "INSERT", "UPDATE"),
+    schema.RECORDS: ("SELECT", "UPDATE"),
+    schema.STEPS: ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    schema.TENANTS: ("SELECT",),
+    schema.DATA_KEYS: ("SELECT",),
+    schema.QUOTA: ("SELECT", "INSERT", "UPDATE"),
 }
 """What runs in the transaction of a view: its steps, the completion of its record, and the quota that counts it."""
 
-IN_A_CLAIM: Final = dict.fromkeys(RECORD_TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
+IN_A_CLAIM: Final = dict.fromkeys(schema.RECORD_TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 """What the store does on its own connections."""
 
-TO_PUBLISH: Final[Mapping[str, tuple[str, ...]]] = {OUTBOX: ("SELECT", "INSERT")}
+TO_PUBLISH: Final[Mapping[str, tuple[str, ...]]] = {schema.OUTBOX: ("SELECT", "INSERT")}
 
 OUTBOX_NUMBERS: Final = "idempotency_outbox_seq_seq"
 
@@ -57,7 +48,7 @@ _IS_ROLE: Final = text("SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE r
 
 def for_views(connection: Connection, role: str, *, claims: bool) -> list[MissingGrant]:
     """Return what this role lacks to complete records, and with `claims` to claim them too."""
-    return list(_missing(connection, role, IN_A_CLAIM if claims else IN_A_VIEW, (FENCES,) if claims else ()))
+    return list(_missing(connection, role, IN_A_CLAIM if claims else IN_A_VIEW, (schema.FENCES,) if claims else ()))
 
 
 def to_publish(connection: Connection, role: str) -> list[MissingGrant]:

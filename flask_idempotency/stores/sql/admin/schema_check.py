@@ -70,7 +70,8 @@ def structural(connection: Connection) -> list[str]:
     lacking = errors.missing_privileges(connection)
     # A role that may not read this table would get a bare refusal instead of a fault.
     schema = _schema(connection) if "SELECT" not in lacking.get(META, ()) else ()
-    return [*_rights(lacking), *schema]
+    rights = "; ".join(f"{', '.join(found)} on {name}" for name, found in lacking.items())
+    return [*([f"{errors.REMEDY[0].upper()}{errors.REMEDY[1:]}. It lacks {rights}."] if rights else []), *schema]
 
 
 def advice(connection: Connection) -> list[str]:
@@ -90,12 +91,6 @@ def advice(connection: Connection) -> list[str]:
     return []
 
 
-def _rights(lacking: dict[str, list[str]]) -> Iterator[str]:
-    if lacking:
-        named = "; ".join(f"{', '.join(found)} on {name}" for name, found in lacking.items())
-        yield f"{errors.REMEDY[0].upper()}{errors.REMEDY[1:]}. It lacks {named}."
-
-
 def _schema(connection: Connection) -> Iterator[str]:
     missing, reached = lacks(connection), version(connection)
     if reached > LATEST:
@@ -104,7 +99,14 @@ def _schema(connection: Connection) -> Iterator[str]:
             "Install the release of flask-idempotency that created them, or a later one."
         )
     elif missing.tables:
-        yield _tables(missing.tables)
+        remedy = f"{_UPGRADE}; {_ALEMBIC} instead."
+        if len(missing.tables) == len(RECORD_TABLES):
+            # An application may call it after the extension has looked at the database.
+            yield f"The idempotency tables are not in this database. {remedy} {_CREATE_ALL}"
+        elif len(missing.tables) > 1:
+            yield f"The tables {', '.join(missing.tables)} are not in this database. {remedy}"
+        else:
+            yield f"The table {missing.tables[0]} is not in this database. {remedy}"
     elif 0 < reached < LATEST and missing.parts:
         yield (
             f"The idempotency tables are at version {reached} and this release needs {LATEST}. {_UPGRADE}; {_ALEMBIC}."
@@ -126,16 +128,6 @@ def _schema(connection: Connection) -> Iterator[str]:
                 "Restore the row 'store' of idempotency_meta from a backup. If there is none, "
                 f"{_UPGRADE[0].lower()}{_UPGRADE[1:]}: it chooses another number, and no encrypted response can be read then."
             )
-
-
-def _tables(names: tuple[str, ...]) -> str:
-    remedy = f"{_UPGRADE}; {_ALEMBIC} instead."
-    if len(names) == len(RECORD_TABLES):
-        # An application may call it after the extension has looked at the database.
-        return f"The idempotency tables are not in this database. {remedy} {_CREATE_ALL}"
-    if len(names) > 1:
-        return f"The tables {', '.join(names)} are not in this database. {remedy}"
-    return f"The table {names[0]} is not in this database. {remedy}"
 
 
 def _parts(missing: SchemaGaps) -> Iterator[str]:
