@@ -82,12 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.unsettled + (chosen.forget is not None) + sending != 1 or (sending and chosen.url is None):
         parser.error("give a method and a URL, or --unsettled, or --forget NAME")
     if sending:
-        if chosen.method.upper() not in METHODS:
-            parser.error("METHOD is POST, PUT, PATCH or DELETE: the others need no key")
-        if not _names_host(chosen.url, "http", "https"):
-            parser.error("the URL must begin with http:// or https:// and name a host")
-        if chosen.intent is None:
-            parser.error("give --intent NAME: what shall happen once, such as 'pay invoice 17'")
+        for wrong, fault in (
+            (chosen.method.upper() not in METHODS, "METHOD is POST, PUT, PATCH or DELETE: the others need no key"),
+            (
+                not _names_host(chosen.url, "http", "https"),
+                "the URL must begin with http:// or https:// and name a host",
+            ),
+            (chosen.intent is None, "give --intent NAME: what shall happen once, such as 'pay invoice 17'"),
+        ):
+            if wrong:
+                parser.error(fault)
     try:
         try:
             ledger = _ledger(chosen)

@@ -61,13 +61,19 @@ class Late(Exception):
 _under_way: ContextVar[Delivery | None] = ContextVar("flask_idempotency.client.delivery", default=None)
 
 
-def seconds_left() -> float | None:
+def seconds_left(late: type[Exception]) -> float | None:
     """Return the seconds until the deadline of the delivery that this code works for, or None if there is none.
 
-    A timeout counts from byte to byte. A connection asks before and after each read, because a head may drip.
+    Raises `late` if it has passed. A timeout counts from byte to byte. A connection asks before and after each read, because a
+    head may drip.
     """
     delivery = _under_way.get()
-    return None if delivery is None else delivery.remaining
+    if delivery is None:
+        return None
+    left = delivery.remaining
+    if left <= 0:
+        raise late("The deadline passed while the response came in.")
+    return left
 
 
 def raised_in(error: BaseException | None, *functions: str) -> bool:

@@ -112,22 +112,21 @@ class IdempotentTransport(_Transport[httpx.BaseTransport], httpx.BaseTransport):
             while True:
                 cut()
                 try:
-                    ended = _ended(delivery, request, self._attempt(request, delivery))
+                    ended = _ended(delivery, request, self._attempt(request))
                 except _LOST as error:
                     ended = _failed(delivery, error)
                 if isinstance(ended, httpx.Response):
                     return ended
                 self._rules.retries.timing.sleep(ended)
 
-    def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
+    def _attempt(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
         response = self._inner.handle_request(request)
         pieces = []
         try:
             for piece in cast("httpx.SyncByteStream", response.stream):
                 pieces.append(piece)
                 # A read timeout counts from piece to piece, so a slow body could outlast the deadline.
-                if delivery.remaining <= 0:
-                    raise Late("The deadline passed while the response came in.")
+                seconds_left(Late)
         finally:
             response.close()
         return _whole(response, b"".join(pieces))
@@ -140,11 +139,11 @@ class _Stream:
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        left = _left()
+        left = seconds_left(httpcore.ReadTimeout)
         if left is not None:
             timeout = left if timeout is None else min(left, timeout)
         data = self._stream.read(max_bytes, timeout)
-        _left()
+        seconds_left(httpcore.ReadTimeout)
         return data
 
     def start_tls(self, *arguments: Any, **options: Any) -> Any:
@@ -160,13 +159,6 @@ class _Backend(httpcore.SyncBackend):
 
     def connect_unix_socket(self, *arguments: Any, **options: Any) -> Any:
         return _Stream(super().connect_unix_socket(*arguments, **options))
-
-
-def _left() -> float | None:
-    left = seconds_left()
-    if left is not None and left <= 0:
-        raise httpcore.ReadTimeout("The deadline passed while the response came in.")
-    return left
 
 
 class AsyncIdempotentTransport(_Transport[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport):

@@ -249,9 +249,21 @@ class Intent:
             self._refuse_expired(entry)
 
     def digest(self, method: str, media_type: str, body: bytes | None) -> bytes | None:
-        """Return what `begin` compares and the ledger keeps of a request."""
-        content = _content(method, media_type, body) if self.compare else None
-        return None if content is None else self._ledger.digest(self._row, content)
+        """Return what `begin` compares and the ledger keeps of a request, or None if its body is not at hand.
+
+        JSON is compared by meaning, because libraries change their white space. Multipart bodies are not compared, because
+        they have random boundaries.
+        """
+        if body is None or not self.compare:
+            return None
+        kind = media_type.partition(";")[0].strip().lower()
+        if kind.startswith("multipart/"):
+            body = b""
+        elif kind == "application/json" or kind.endswith("+json"):
+            # A body that is no JSON is compared by its bytes.
+            with suppress(ValueError, RecursionError):
+                body = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":")).encode()
+        return self._ledger.digest(self._row, f"{method.upper()}\n{kind}\n".encode() + body)
 
     def begin(self, content: bytes | None) -> Begun:
         """Note that the key is about to be sent. When this returns, the ledger has it on disk.
@@ -395,24 +407,6 @@ class Intent:
             key=entry.key,
             intent=self.name,
         )
-
-
-def _content(method: str, media_type: str, body: bytes | None) -> bytes | None:
-    """Return what is compared of this request's content, or None if its body is not at hand.
-
-    JSON is compared by meaning, because libraries change their white space. Multipart bodies are not compared, because they
-    have random boundaries.
-    """
-    if body is None:
-        return None
-    kind = media_type.partition(";")[0].strip().lower()
-    if kind.startswith("multipart/"):
-        body = b""
-    elif kind == "application/json" or kind.endswith("+json"):
-        # A body that is no JSON is compared by its bytes.
-        with suppress(ValueError, RecursionError):
-            body = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":")).encode()
-    return f"{method.upper()}\n{kind}\n".encode() + body
 
 
 def _reset(token: Token[Intent | None]) -> None:

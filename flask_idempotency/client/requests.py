@@ -65,13 +65,13 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left = self._left()
+        left = seconds_left(TimeoutError)
         if left is not None:
             # urllib3 sets it again before each response.
             given = self._sock.gettimeout()
             self._sock.settimeout(left if given is None else min(left, given))
         size: int | None = self._raw.readinto(buffer)
-        self._left()
+        seconds_left(TimeoutError)
         return size
 
     def fileno(self) -> int:
@@ -81,13 +81,6 @@ class _Raw(io.RawIOBase):
         if not self.closed:
             self._raw.close()
         super().close()
-
-    @staticmethod
-    def _left() -> float | None:
-        left = seconds_left()
-        if left is not None and left <= 0:
-            raise TimeoutError("The deadline passed while the response came in.")
-        return left
 
 
 class _Head:
@@ -237,7 +230,7 @@ class IdempotentAdapter(HTTPAdapter):
             while True:
                 try:
                     response = super().send(request, True, _cut(timeout, delivery.remaining), *how, **named)
-                    decoded = _read_whole(response, delivery)
+                    decoded = _read_whole(response)
                 except (requests.RequestException, HTTPError, Late, OSError, ValueError) as error:
                     again = not isinstance(error, _PERMANENT) and not _is_unsendable(error)
                     wait = delivery.failed(error, sent=_may_have_been_sent(error), again=again)
@@ -363,7 +356,7 @@ def _cut(timeout: Any, remaining: float) -> Any:
     return tuple(min(value, least) if isinstance(value, (int, float)) else least for value in (connect, read))
 
 
-def _read_whole(response: requests.Response, delivery: Delivery) -> bytes:
+def _read_whole(response: requests.Response) -> bytes:
     """Read the body inside the attempt, and put it back as it came. Return it decoded, for our own reading."""
     raw: Any = response.raw
     if not isinstance(raw, BaseHTTPResponse):
@@ -386,8 +379,7 @@ def _read_whole(response: requests.Response, delivery: Delivery) -> bytes:
         while piece := raw.read1(_PIECE_BYTES, decode_content=False):
             pieces.append(piece)
             # A read timeout counts from piece to piece, so a slow body could outlast the deadline.
-            if delivery.remaining <= 0:
-                raise Late("The deadline passed while the response came in.")
+            seconds_left(Late)
     except BaseException:
         # The rest of this reply must not be taken for the next one.
         raw.close()
