@@ -210,12 +210,10 @@ def _call(
         outcome = _apply(found, journal, resolution, policy, context, horizon=horizon)
         if isinstance(outcome, float) or outcome == "unknown":
             context.settler.note(found, SAYS_NEVER if isinstance(outcome, float) else SAYS_UNKNOWN)
-    except (KeyProviderUnavailable, NotApplied) as error:
-        # This may concern one tenant's keys or one response's cache. Other keys that are due must not wait.
-        return failed(error, str(error))
-    except StoreUnavailable:
-        raise
-    except Exception as error:  # noqa: BLE001 - a wrong value must not stop the run either
+    except Exception as error:
+        # The first two may concern one tenant's keys or one response's cache. Neither they nor a wrong value stop the run.
+        if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable | NotApplied):
+            raise
         return failed(error, str(error) if isinstance(error, IdempotencyError | TypeError) else type(error).__name__)
     if isinstance(outcome, float):
         waits.append(outcome)

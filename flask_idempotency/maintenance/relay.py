@@ -214,9 +214,9 @@ class Pass:
     route: Route
     left: deque[StoredMessage]
     began: float
-    lanes: dict[bytes | None, float] = field(default_factory=dict)
-    """The lanes of the calls that are under way, and when each began. None: messages without a key, which are in no lane."""
-    barred: set[bytes | None] = field(default_factory=set)
+    lanes: dict[bytes | int, float] = field(default_factory=dict)
+    """The lanes of the calls that are under way, and when each began."""
+    barred: set[bytes | int] = field(default_factory=set)
     """The lanes whose first message was not sent. The rest is given back."""
     receivers: dict[int, Receiver] = field(default_factory=dict)
 
@@ -413,17 +413,16 @@ class Relay:
         batch: list[tuple[StoredMessage, Message]] = []
         for _ in range(len(one.left)):
             each = one.left.popleft()
-            lane = each.lane
-            if lane is not None:
-                if lane in one.lanes and now - one.lanes[lane] >= SLOW_SECONDS:
-                    one.barred.add(lane)
-                if lane in one.barred:
-                    back.append(each.seq)
-                    continue
-                if lane in lanes:
-                    waiting.append(each)
-                    continue
-                lanes.add(lane)
+            lane = lane_of(each)
+            if now - one.lanes.get(lane, now) >= SLOW_SECONDS:
+                one.barred.add(lane)
+            if lane in one.barred:
+                back.append(each.seq)
+                continue
+            if lane in lanes:
+                waiting.append(each)
+                continue
+            lanes.add(lane)
             if self._failed and each.seq in self._failed:
                 # Its regular pause is over. Another pause keeps it from being claimed again and again in this run.
                 later.setdefault(AGAIN_SECONDS, []).append(each.seq)
@@ -480,7 +479,7 @@ class Relay:
         chosen, messages = [stored for stored, _ in batch], [message for _, message in batch]
         receiver = None if one.route.receiver_of is None else receiver
         call = Call(one.route, one, chosen, messages, receiver, now, self._context)
-        one.lanes |= {each.lane: now for each in chosen}
+        one.lanes |= {lane_of(each): now for each in chosen}
         if receiver is not None:
             receiver.calls.append(now)
         self._began[one.route.pattern] = now
@@ -497,7 +496,7 @@ class Relay:
             most = max(1, call.route.parallel // SHARE)
             call.receiver.ended(call.began, self._monotonic(), most)
         for each in call.chosen:
-            call.batch.lanes.pop(each.lane, None)
+            call.batch.lanes.pop(lane_of(each), None)
         self._end(call.batch, call.chosen, call.results, counts)
         if call.interrupted is not None:
             raise call.interrupted
@@ -511,7 +510,7 @@ class Relay:
     ) -> None:
         """Write the results down. Later messages of a topic and key whose message was not sent must wait."""
         failed = [(each, result) for each, result in zip(chosen, results, strict=True) if result is not None]
-        one.barred.update(each.lane for each, _ in failed)
+        one.barred.update(lane_of(each) for each, _ in failed)
         confirmed = [each.seq for each, result in zip(chosen, results, strict=True) if result is None]
         if confirmed:
             counts["sent"] += len(confirmed)
@@ -538,6 +537,11 @@ class Relay:
                 self._failed[each.seq] = isinstance(result, Undeliverable), one.route.pattern, error
         if untried:
             self._queue.release(one.holder, untried)
+
+
+def lane_of(message: StoredMessage) -> bytes | int:
+    """Return what messages share that go one after the other. One without a key shares it with no other."""
+    return message.seq if message.lane is None else message.lane
 
 
 def pause_after(attempts: int) -> float:
