@@ -56,8 +56,9 @@ class LazyGroup(AppGroup):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort) as error:
-            # click would exit with 1, and a script could not tell this from a refusal.
-            if not is_ctrl_c(error):
+            # click would exit with 1, and a script could not tell this from a refusal. A question of click raises `Abort` for
+            # Ctrl-C, and for the end of the input.
+            if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__context__, KeyboardInterrupt):
                 raise
             import_module(f"{__name__}.output").say("\nInterrupted.", err=True)
             raise SystemExit(INTERRUPTED) from None
@@ -65,11 +66,6 @@ class LazyGroup(AppGroup):
     def _load(self) -> None:
         for topic in TOPICS:
             import_module(f"{__name__}.{topic}")
-
-
-def is_ctrl_c(error: BaseException) -> bool:
-    """Return whether Ctrl-C is the cause. A question of click raises `Abort` for it, and for the end of the input."""
-    return isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
 
 
 def completing() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import re
-import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
@@ -117,10 +116,6 @@ def cookie_of(request: Request) -> str | None:
     Another host of the domain can plant more of them, and a browser may send those first.
     """
     return next(filter(_COOKIE_VALUE.fullmatch, request.cookies.getlist(COOKIE)), None)
-
-
-def new_cookie() -> str:
-    return secrets.token_urlsafe(32)
 
 
 def form_tokens(cookie: str, operator: Operator) -> list[str]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from math import inf
+from secrets import token_urlsafe
 from typing import Any, Final
 
 from flask import Response, current_app, request, url_for
@@ -319,7 +320,7 @@ class Visit:
     def form_fields(self) -> Markup:
         """Return the hidden fields that every form of the console needs: our token, and that of Flask-WTF if it is there."""
         if self.cookie is None:
-            self.cookie = access.cookie_of(request) or access.new_cookie()
+            self.cookie = access.cookie_of(request) or token_urlsafe(32)
         hidden = Markup('<input type="hidden" name="{}" value="{}">')
         fields = hidden.format(access.TOKEN_FIELD, access.form_tokens(self.cookie, self.who)[0])
         csrf = current_app.jinja_env.globals.get("csrf_token")

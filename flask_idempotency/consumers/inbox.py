@@ -265,9 +265,9 @@ class Inbox:
             if error.retryable:
                 return Later(CONFLICT_RETRY_SECONDS, "transaction-conflict")
             raise
-        except StoreUnavailable as error:
-            if isinstance(error, KeyProviderUnavailable):
-                return _unavailable(error)
+        except KeyProviderUnavailable as error:
+            return _unavailable(error)
+        except StoreUnavailable:
             return Later(STORE_RETRY_SECONDS, "commit-unknown")
         if not written:
             self._note_unstored(engine, claim)

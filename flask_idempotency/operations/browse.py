@@ -353,6 +353,9 @@ def timeline(
 
     What has no time of its own stands where it can have happened at the earliest.
     """
+    whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed", "finished")}
+    whole |= {"gave-up": "gave up: no try has finished it", "try-failed": "failed to finish it", SAYS_FAILED: "failed"}
+    whole |= {SAYS_NEVER: "says that it never happened", SAYS_UNKNOWN: "says that it is still unknown"}
     placed = list(_of_record(record, policy, journal)) if record is not None else []
     for step in steps:
         item = "" if step.item is None else f" of {step.item}"
@@ -370,10 +373,6 @@ def timeline(
         placed.append((tried.began_at, Episode(tried.began_at, what)))
     for entry in audit:
         who = _ACTORS.get(entry.actor, f"Operator {entry.actor}")
-        whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed", "finished")}
-        whole["gave-up"], whole["try-failed"] = "gave up: no try has finished it", "failed to finish it"
-        whole |= {SAYS_NEVER: "says that it never happened", SAYS_UNKNOWN: "says that it is still unknown"}
-        whole[SAYS_FAILED] = "failed"
         verb = f"settled step {entry.step} as {entry.verb}" if entry.step else whole.get(entry.verb, entry.verb)
         said = [f"It was {entry.was}. Reason: {entry.reason}."]
         said += ["A warning was overruled."] if entry.forced else []
@@ -414,22 +413,14 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
             ends = "It is paused: the next retry goes on after its finished steps."
         yield record.deadline, Episode(record.deadline, what, ends, ahead=ahead)
     if record.state is State.QUARANTINED:
-        since = max(
-            [
-                seen,
-                *(entry.began_at for entry in journal.entries),
-                *([record.deadline] if record.remaining <= 0 else []),
-            ]
-        )
+        ended = [record.deadline] if record.remaining <= 0 else []
+        since = max([seen, *(entry.began_at for entry in journal.entries), *ended])
         detail = f"Why: {record.reason or 'not recorded'}. No retry runs until it is resolved."
         yield min(since, now), Episode(None, "Quarantined", detail, "bad")
     if record.state is State.COMPLETED:
         if record.completed_at is not None:
-            status = (
-                ""
-                if record.payload is None or record.is_skeleton
-                else f"Status {record.payload.status}, {record.payload.byte_size} bytes."
-            )
+            payload = None if record.is_skeleton else record.payload
+            status = "" if payload is None else f"Status {payload.status}, {payload.byte_size} bytes."
             gone = " The response was erased with its tenant." if record.erased and not record.is_skeleton else ""
             yield record.completed_at, Episode(record.completed_at, "Completed", f"{status}{gone}".strip(), "good")
         until = record.deadline

@@ -166,7 +166,10 @@ def look(task_log: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool 
     done = not note or lately or _note(task_log, replace(shape, httpauth=httpauth))
     mine = SeenShape(shape, now, now, now) if mine is None else replace(mine, shape=shape)
     others = [each for each in seen if each.shape != shape]
-    wrong = _is_wrong(mine, others, now)
+    # Whether IDEMPOTENCY_FORMER_IDENTITY matches no release in the history.
+    former, known = shape.former, [use for each in others for use in _loader_uses(each.shape)]
+    recent = any(_ends(mine, each) > now and not _is_apart(mine, each) for each in others)
+    wrong = former is not None and recent and not any(_alike(former, each) for each in known)
     changes = [change for each in others if (change := _change(mine, each, now, wrong=wrong)) is not None]
     changes += _renamed(mine, noted, now)
     if wrong and not any(change.certain for change in changes):
@@ -186,14 +189,6 @@ def look(task_log: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool 
 
 
 _WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match the history in the store"
-
-
-def _is_wrong(mine: SeenShape, others: list[SeenShape], now: float) -> bool:
-    """Return whether IDEMPOTENCY_FORMER_IDENTITY matches no release in the history."""
-    former = mine.shape.former
-    if former is None or not any(_ends(mine, each) > now and not _is_apart(mine, each) for each in others):
-        return False
-    return not any(_alike(former, each) for other in others for each in _loader_uses(other.shape))
 
 
 def _is_apart(mine: SeenShape, other: SeenShape) -> bool:
@@ -258,16 +253,13 @@ def _change(
     what, remedy = _difference(mine.shape, other.shape, certain=certain)
     if wrong:
         what = f"{what}; {_WRONG}"
-    certain = certain and (wrong or not _only_added(mine.shape, other.shape))
+    # An extension that only joined others leaves the names of the callers that it does not name.
+    now_used, before = _loader_uses(mine.shape)[0], _loader_uses(other.shape)[0]
+    alike = _alike(replace(now_used, principal=()), replace(before, principal=()))
+    same = alike and not set(mine.shape.secrets).isdisjoint(other.shape.secrets)
+    only_added = same and bool(before.principal) and set(before.principal) <= set(now_used.principal)
+    certain = certain and (wrong or not only_added)
     return IdentityChange(what, remedy, max(mine.first, other.first), until, certain)
-
-
-def _only_added(shape: IdentityShape, other: IdentityShape) -> bool:
-    """Return whether an extension only joined others: callers that it does not name keep their names."""
-    now, before = _loader_uses(shape)[0], _loader_uses(other)[0]
-    alike = _alike(replace(now, principal=()), replace(before, principal=()))
-    same = alike and not set(shape.secrets).isdisjoint(other.secrets)
-    return same and bool(before.principal) and set(before.principal) <= set(now.principal)
 
 
 def _renamed(mine: SeenShape, noted: Mapping[str, TaskReport], now: float) -> Iterator[IdentityChange]:

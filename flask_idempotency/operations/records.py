@@ -387,17 +387,13 @@ def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, 
     the completed ones too: an id from a log leads back to no record. Raises `Refused` if there is no such record, if there
     are several, and after `MOST_LOOKED_AT` completed records.
     """
-    found: dict[StorageKey, SeenRecord] = {}
 
-    def look(each: SeenRecord) -> None:
-        if handle_of(each.key).startswith(short) or any(who.label(each.key) == short for who in identities):
-            found[each.key] = each
+    def fits(each: SeenRecord) -> bool:
+        return handle_of(each.key).startswith(short) or any(who.label(each.key) == short for who in identities)
 
-    for state in UNFINISHED:
-        for each in every(recovery, state, tids=tids):
-            look(each)
-    by_start = any(handle_of(key).startswith(short) for key in found)
-    if len(short) >= SHOWN and not by_start:
+    unfinished = (each for state in UNFINISHED for each in every(recovery, state, tids=tids))
+    found = {each.key: each for each in unfinished if fits(each)}
+    if len(short) >= SHOWN and not any(handle_of(key).startswith(short) for key in found):
         for number, each in enumerate(every(recovery, State.COMPLETED, tids=tids)):
             if number >= MOST_LOOKED_AT:
                 raise Refused(
@@ -405,7 +401,8 @@ def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, 
                     "an id from a log. Add --tenant T or --no-tenant, or name the record by its whole id or by --key. Nothing "
                     "was changed."
                 )
-            look(each)
+            if fits(each):
+                found[each.key] = each
     if len(found) == 1:
         return handle_of(found.popitem()[0])
     if found:
