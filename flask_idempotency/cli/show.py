@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, Final
 
 import click
@@ -27,7 +27,6 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import Operation
-from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.browse import CONDITIONS, UNFINISHED, Browsing, listing, resolver_of
 from flask_idempotency.operations.records import (
     Condition,
@@ -127,14 +126,10 @@ def _as_line(row: policy_table.PolicyRow) -> dict[str, str]:
 
 
 def _policy_lines(row: policy_table.PolicyRow) -> list[Line]:
-    policy, origins = row.policy, row.explained.origins
+    policy = row.policy
     values = (
-        {
-            "value": field.name,
-            "is": policy_table.spelled(field.name, getattr(policy, field.name)),
-            "from": origins[field.name],
-        }
-        for field in fields(Policy)
+        {"value": name, "is": policy_table.spelled(name, value), "from": origin}
+        for name, value, origin in policy_table.written(row.explained)
     )
     said = [
         "not protected, and under enforce" if row.explained.resolved.observed else "",
@@ -147,11 +142,7 @@ def _policy_lines(row: policy_table.PolicyRow) -> list[Line]:
 
 
 def _as_object(row: policy_table.PolicyRow) -> dict[str, object]:
-    origins, resolved = row.explained.origins, row.explained.resolved
-    values = {
-        field.name: {"value": policy_table.plain_value(getattr(row.policy, field.name)), "from": origins[field.name]}
-        for field in fields(Policy)
-    }
+    resolved, written = row.explained.resolved, policy_table.written(row.explained)
     return {
         "endpoint": row.endpoint,
         "methods": list(row.methods),
@@ -162,7 +153,7 @@ def _as_object(row: policy_table.PolicyRow) -> dict[str, object]:
         "resolver": row.resolver,
         "abandoned": row.policy.on_expiry.value,
         "failed": policy_table.failed(row.policy),
-        "policy": values,
+        "policy": {name: {"value": policy_table.plain_value(value), "from": origin} for name, value, origin in written},
     }
 
 

@@ -61,10 +61,6 @@ STEP_VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 def settle(visit: Visit, handle: str) -> Page:
     """Say what became of a quarantined request."""
     view, case, fields = _opened(visit, handle, "settle")
-    if view.paused:
-        raise Refused(operator.PAUSED)
-    records.check_quarantined(case)
-    operator.check_cache(case)
     policy, message = operator.policy_for(case.first.record.info), view.method == MESSAGE
     possible = _possible(case)
     shared = {
@@ -111,8 +107,6 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
         return steps[number - 1].entry.id + steps[number - 1].state.value.encode()
 
     view, case, fields = _opened(visit, handle, "settle", part=chosen)
-    records.check_quarantined(case)
-    operator.check_cache(case)
     part, rules = chosen(case.first), operator.policy_for(case.first.record.info).step_rules
     journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
     step = steps[0][number - 1]
@@ -159,7 +153,6 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
 def release(visit: Visit, handle: str) -> Page:
     """Let the next retry of a request run, in whatever state its record is."""
     view, case, fields = _opened(visit, handle, "release")
-    operator.check_cache(case)
     shared = _shared(view, case, visit.url("release", handle=handle), operator.objections(case))
     forced = bool(shared["against"])
 
@@ -274,7 +267,7 @@ def _opened(
 ) -> tuple[RecordView, Case, Mapping[str, str] | None]:
     """Return the record of this handle, for an operator who may do this to it, and the form about its present version.
 
-    `part` returns what of the record the form is about.
+    `part` returns what of the record the form is about. Raises `Refused` for a record that is not to be settled.
     """
     seen = visit.find(handle)
     if seen.found is None or seen.view is None:
@@ -286,6 +279,11 @@ def _opened(
     fields, case = posted(visit), case_of(visit, seen.found)
     if fields is not None and not is_version(fields.get("version", ""), case, part=part(case.first)):
         raise _changed(visit, case.first.key, seen.view)
+    if action == "settle":
+        if seen.view.paused:
+            raise Refused(operator.PAUSED)
+        records.check_quarantined(case)
+    operator.check_cache(case)
     return seen.view, case, fields
 
 

@@ -7,7 +7,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -352,7 +351,7 @@ def record(visit: Visit, handle: str) -> str:
         known=is_known(current_app, operator.state().loaders.operations, about),
         abandoned=policy_table.abandoned(policy),
         failed=policy_table.failed(policy),
-        policy=_policy_lines(about.operation, about.method, policy),
+        policy=_policy_lines(about.operation, about.method),
         said=resolver_of(audit, found, policy),
         settle=view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view),
         release=may(visit.mounted.authorize, "release", view),
@@ -360,22 +359,16 @@ def record(visit: Visit, handle: str) -> str:
     )
 
 
-def _policy_lines(endpoint: str, method: str, policy: Policy) -> list[tuple[str, str, str]]:
+def _policy_lines(endpoint: str, method: str) -> list[tuple[str, str, str]]:
     """Return each value of the policy in force, in words, and where it was written."""
     if method == MESSAGE:
         each = operator.state().loaders.operations.get(endpoint)
-        if each is None:
-            return []
-        return [
-            (name, policy_table.spelled(name, value), "") for name, value in policy_table.consumer_values(each).items()
-        ]
-    if (endpoint, method) not in operator.policies().pairs():
-        return []
-    explained = operator.policies().explain(endpoint, method)
-    return [
-        (field.name, policy_table.spelled(field.name, getattr(policy, field.name)), explained.origins[field.name])
-        for field in fields(Policy)
-    ]
+        values = {} if each is None else policy_table.consumer_values(each)
+        written: list[tuple[str, Any, str]] = [(name, value, "") for name, value in values.items()]
+    else:
+        known = (endpoint, method) in operator.policies().pairs()
+        written = policy_table.written(operator.policies().explain(endpoint, method)) if known else []
+    return [(name, policy_table.spelled(name, value), origin) for name, value, origin in written]
 
 
 # Tenants.

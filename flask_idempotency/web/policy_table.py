@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from flask_idempotency.engine.model import OnExpiry
@@ -46,6 +46,12 @@ def consumer_values(each: Operation) -> dict[str, object]:
     """Return the policy keywords of an inbox or a task."""
     values = {name: getattr(each.policy, name) for name in CONSUMER}
     return {**values, "in_flight": "later" if each.policy.in_flight == "reject" else "wait"}
+
+
+def written(source: PolicySource) -> list[tuple[str, Any, str]]:
+    """Return each value of the policy of an endpoint, and where it was written."""
+    policy = source.resolved.policy
+    return [(each.name, getattr(policy, each.name), source.origins[each.name]) for each in fields(Policy)]
 
 
 def policy_rows(rules: Policies) -> Iterator[PolicyRow]:
