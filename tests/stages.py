@@ -1,6 +1,7 @@
 """When a test runs: `core` on every push, `slow` and `matrix` after it, `soak` before a release.
 
-A test is of the matrix if a store, server, or strategy that it uses differs from the seven that stand for all: see CORE.
+A test is of the matrix if a store, server, or strategy that it uses differs from the seven that stand for all: see CORE. What
+a test shows on SQLite, it shows again on PostgreSQL in the slow stage; the contract of stores has all seven in the core.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ CORE: Final = (
 STRATEGIES: Final = ("row_lock", "advisory")
 """The ways to claim on PostgreSQL that an application has to choose."""
 
+SQLITE: Final = frozenset({"sqlite", "sqlite_url"})
+SERVERS: Final = frozenset({"postgresql", "postgres", "postgres_url", "postgres-insert", "mariadb-insert"})
+"""Names in parameters of the SQL stores of the core. A server takes a test three times as long as SQLite."""
+
+CONTRACT: Final = "tests/stores/test_contract.py"
+"""Of the core on each of its stores."""
+
 RIGS: Final = frozenset({"cluster_rig", "cluster_rigs", "sentinel_rig", "sentinel_rigs", "clusters"})
 POOLERS: Final = frozenset({"pgbouncer", "pgbouncer_url", "start_pgbouncer"})
 
@@ -40,6 +48,12 @@ TIME_IS_OVER: Final = "the time of this stage is over: other tests are left out 
 
 SLOW_FOLDERS: Final = ("e2e", "lab", "benchmarks")
 """Their tests start servers and applications in processes, or measure."""
+
+BY_FIXTURES: Final = ("compliance", "example_app", "maintenance", "outbox", "stores")
+"""Folders in which a fixture may choose the database of a test."""
+
+MAY_BE_SLOW: Final = re.compile(r"mark\.slow|[Pp]ostgres|BACKENDS|CORE|STORES")
+"""What a file of tests of the slow stage has in its text, outside of those folders."""
 
 TOGETHER: Final = re.compile(
     r"(tests/consumers/test_celery)(?:_workers)?\.py::"
@@ -72,6 +86,24 @@ def further_stages(item: pytest.Item) -> Iterator[str]:
         yield "slow"
 
 
+def is_on(item: pytest.Item, databases: frozenset[str]) -> bool:
+    callspec = getattr(item, "callspec", None)
+    values = () if callspec is None else callspec.params.values()
+    return any(isinstance(value, str) and value in databases for value in values)
+
+
+def function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def repeated_on_servers(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the tests that show on a server for databases what the same function shows on SQLite."""
+    shown = {function_of(item) for item in items if is_on(item, SQLITE) and not is_on(item, SERVERS)}
+    for item in items:
+        if is_on(item, SERVERS) and function_of(item) in shown and not item.nodeid.startswith(CONTRACT):
+            yield item
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if not collection_path.is_relative_to(config.rootpath):
         return None
@@ -82,7 +114,8 @@ def is_of_no_use(path: Path, root: Path, stage: str) -> bool:
     """Return True if nothing in this file or folder is of the stage. To import all test files takes each process a minute."""
     slow = path.relative_to(root).parts[1:2] in [(folder,) for folder in SLOW_FOLDERS]
     if stage.startswith("slow ") and path.name.startswith("test_"):
-        return not slow and "mark.slow" not in path.read_text(encoding="utf-8")
+        by_fixtures = path.relative_to(root).parts[1] in BY_FIXTURES
+        return not slow and not by_fixtures and MAY_BE_SLOW.search(path.read_text(encoding="utf-8")) is None
     return slow and stage == "core"
 
 
@@ -112,6 +145,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for stage in further_stages(item):
             item.add_marker(stage)
+    for item in repeated_on_servers(items):
+        item.add_marker("slow")
+    for item in items:
         if not any(item.get_closest_marker(stage) for stage in ("slow", "matrix", "soak")):
             item.add_marker("core")
 

@@ -6,12 +6,23 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.backends import BACKENDS, REACHED, STORES
 from tests.lab.programs import REDIS_KINDS
-from tests.stages import CORE, SLOW_FOLDERS, TIME_IS_OVER, Grouped, is_further, is_of_no_use
+from tests.stages import (
+    CONTRACT,
+    CORE,
+    SLOW_FOLDERS,
+    TIME_IS_OVER,
+    Grouped,
+    is_further,
+    is_of_no_use,
+    repeated_on_servers,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +53,7 @@ def test_a_test_is_of_the_core_only_if_it_is_of_no_other_stage(request: pytest.F
 
 
 def test_a_stage_collects_every_file_that_has_tests_of_it(request: pytest.FixtureRequest) -> None:
-    """The slow stage finds its files by the text of the mark, so a mark of that name is written there."""
+    """The slow stage finds its files by a text in them: the mark, or where the databases of its tests come from."""
     stages = {"core": "core", "slow": "slow and not matrix and not soak"}
     missed = {
         (item.location[0], name)
@@ -53,6 +64,31 @@ def test_a_stage_collects_every_file_that_has_tests_of_it(request: pytest.Fixtur
     assert set() == missed
     assert is_of_no_use(ROOT / "tests" / "engine" / "test_policy.py", ROOT, stages["slow"])
     assert all(is_of_no_use(ROOT / "tests" / folder, ROOT, "core") for folder in SLOW_FOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("file", "databases", "repeated"),
+    [
+        ("tests/outbox/test_a.py", ("sqlite", "postgresql"), ["postgresql"]),
+        (
+            "tests/web/test_a.py",
+            ("memory", "sqlite", "postgres-insert", "mariadb-insert"),
+            ["postgres-insert", "mariadb-insert"],
+        ),
+        ("tests/outbox/test_a.py", ("postgresql",), []),
+        (CONTRACT, ("sqlite", "postgres-insert"), []),
+    ],
+)
+def test_sqlite_stands_for_the_servers_where_a_test_has_both(
+    file: str, databases: tuple[str, ...], repeated: list[str]
+) -> None:
+    items: list[Any] = [
+        SimpleNamespace(nodeid=f"{file}::test_a[{name}]", callspec=SimpleNamespace(params={"database": name}))
+        for name in databases
+    ]
+    items.append(SimpleNamespace(nodeid=f"{file}::test_b"))
+
+    assert [f"{file}::test_a[{name}]" for name in repeated] == [item.nodeid for item in repeated_on_servers(items)]
 
 
 @pytest.mark.parametrize(
