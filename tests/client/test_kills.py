@@ -169,7 +169,7 @@ def test_a_restart_of_ten_seconds_costs_no_call(kind: str) -> None:
     seen: list[Attempt] = []
     retries = Retries(observer=seen.append)
     transport = IdempotentTransport(retries=retries, limits=httpx.Limits())
-    http = httpx.Client(transport=transport, timeout=30)
+    http = httpx.Client(transport=transport, timeout=60)
     adapter = IdempotentAdapter(retries=retries, pool_maxsize=CALLS)
 
     def call(number: int) -> int:
@@ -177,7 +177,7 @@ def test_a_restart_of_ten_seconds_costs_no_call(kind: str) -> None:
             return http.post(url, content=f"invoice {number}").status_code
         with requests.Session() as session:
             session.mount("http://", adapter)
-            return session.post(url, data=f"invoice {number}", timeout=30).status_code
+            return session.post(url, data=f"invoice {number}", timeout=60).status_code
 
     with ThreadPoolExecutor(CALLS) as pool:
         calls = [pool.submit(call, number) for number in range(CALLS)]

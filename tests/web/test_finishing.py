@@ -410,7 +410,7 @@ def test_what_a_client_did_while_the_try_ran_is_not_the_janitors(ending: Any) ->
         shop.clock.advance(3600)
         client = Thread(target=shop.post)
         client.start()
-        client.join(10)
+        client.join(60)
         current_claim.step("charge", shop.run, "charge")
         return {}, 201
 
@@ -524,7 +524,7 @@ def test_two_janitors_run_it_once() -> None:
 
     def act_for(principal: Any, tenant: Any) -> None:
         inside.set()
-        assert go.wait(10)
+        assert go.wait(60)
         shop.act_for(principal, tenant)
 
     shop.extension.act_for(act_for)
@@ -538,11 +538,11 @@ def test_two_janitors_run_it_once() -> None:
 
     first = Thread(target=lambda: reports.append(work()))
     first.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     assert {} == counts(work())
     assert 409 == shop.post().status_code
     go.set()
-    first.join(10)
+    first.join(60)
 
     assert [{"completed": 1}] == list(map(counts, reports))
     assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran

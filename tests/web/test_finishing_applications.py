@@ -548,14 +548,14 @@ def test_a_form_whose_bytes_are_gone_is_left_to_its_client(caplog: pytest.LogCap
 
 
 def test_a_client_that_waits_gets_the_response_of_the_janitor() -> None:
-    shop = Shop(policy={"in_flight": "wait", "wait": 10})
+    shop = Shop(policy={"in_flight": "wait", "wait": 60})
     shop.post()
     shop.failing = False
     inside, go = Event(), Event()
 
     def act_for(principal: Any, tenant: Any) -> None:
         inside.set()
-        assert go.wait(10)
+        assert go.wait(60)
         shop.act_for(principal, tenant)
 
     shop.extension.act_for(act_for)
@@ -563,11 +563,11 @@ def test_a_client_that_waits_gets_the_response_of_the_janitor() -> None:
     finishing = Thread(target=shop.finish)
     client = Thread(target=lambda: answers.append(shop.post()))
     finishing.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     client.start()
     go.set()
-    finishing.join(10)
-    client.join(20)
+    finishing.join(60)
+    client.join(60)
 
     assert [(201, "true")] == [(each.status_code, each.headers.get("Idempotency-Replayed")) for each in answers]
     assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
@@ -607,7 +607,7 @@ def test_the_command_says_how_many_requests_still_have_a_lease() -> None:
             target=lambda: shown.append(shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output)
         )
         other.start()
-        other.join(30)
+        other.join(60)
         return answer
 
     shop.checkout = checkout  # type: ignore[method-assign]

@@ -327,11 +327,11 @@ def test_many_janitors_and_clients_together_run_it_once(store: Any, clock: Froze
     def janitor() -> None:
         # Without the lock of the task, which only saves work.
         every = work_of(shop.app, state.built, state.settings, state.loaders, state.policies, state.observers)
-        barrier.wait(10)
+        barrier.wait(60)
         every["finish"](clock.now, Batcher())
 
     def client() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         statuses.update(shop.post(key).status_code for key in keys)
 
     threads = [Thread(target=each) for each in (janitor, janitor, client, client)]

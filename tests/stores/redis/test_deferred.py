@@ -38,7 +38,7 @@ def test_threads_that_use_it_first_all_get_the_capability(store: RedisStore) -> 
     barrier = threading.Barrier(THREADS)
 
     def use(_: int) -> Usage:
-        barrier.wait(10)
+        barrier.wait(60)
         return store.ledger.usage(a_key().tid)
 
     with ThreadPoolExecutor(THREADS) as threads:
@@ -78,14 +78,14 @@ def test_a_fork_waits_for_an_import_of_another_thread() -> None:
     def hold() -> None:
         with redis_store._imports.lock:
             importing.set()
-            forking.wait(10)
+            forking.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert importing.wait(10)
+    assert importing.wait(60)
     child = os.fork()
     if child == 0:
-        os._exit(0 if redis_store._imports.lock.acquire(timeout=5) else 1)
+        os._exit(0 if redis_store._imports.lock.acquire(timeout=60) else 1)
     thread.join()
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -436,7 +436,7 @@ def test_limits_are_exact_among_many_claims(open_real: Callable[..., SqlStore], 
     begin = threading.Barrier(8)
 
     def claim() -> None:
-        begin.wait(timeout=30)
+        begin.wait(60)
         for _ in range(4):
             key = type(tenant)(a_key().rid, tenant.tid)
             outcomes.append(store.claim(a_request(key), token=a_token(), lease=LEASE, quota=Quota(records=5)))
