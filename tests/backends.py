@@ -234,13 +234,20 @@ OF_THE_MATRIX = ("fakeredis",)
 """Stores of the core that are held to the contract with the matrix: `redis_kinds` have the same scripts in core."""
 
 
+OF_THE_SLOW_STAGE = {"mariadb-insert": ("quotas", "upkeep")}
+"""Parts to which a store of the core is held in the slow stage. `tests/stores/sql/test_mariadb.py`, in core, has what differs
+there from PostgreSQL."""
+
+
 def held_to(*parts: str) -> list[Any]:
     """Return the stores that are held to one of these parts, as parameters."""
-    return [
-        pytest.param(name, marks=pytest.mark.matrix) if name in OF_THE_MATRIX else name
-        for name in BACKENDS
-        if set(parts) & set(HELD_TO[name][0])
-    ]
+
+    def in_its_stage(name: str) -> Any:
+        if name in OF_THE_MATRIX:
+            return pytest.param(name, marks=pytest.mark.matrix)
+        return pytest.param(name, marks=pytest.mark.slow) if set(parts) & set(OF_THE_SLOW_STAGE.get(name, ())) else name
+
+    return [in_its_stage(name) for name in BACKENDS if set(parts) & set(HELD_TO[name][0])]
 
 
 @pytest.fixture(params=KEPT)
