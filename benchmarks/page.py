@@ -68,8 +68,10 @@ def write(
     blocks = {
         "machine": machine(about),
         "in_process": markdown(with_goals(table, gunicorn=False), IN_PROCESS),
-        "gunicorn": markdown(with_goals(table, gunicorn=True), UNDER_GUNICORN),
-        "sql": "\n".join(f"{each.title}:\n\n{markdown(each, shown(each))}" for each in joined(databases)),
+        "gunicorn": markdown(without_refusals(with_goals(table, gunicorn=True)), UNDER_GUNICORN),
+        "sql": "\n".join(
+            f"{each.title}:\n\n{markdown(without_refusals(each), shown(each))}" for each in joined(databases)
+        ),
         "options": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in options),
         "steps": steps_block(stepped),
         "imports": markdown(imported),
@@ -79,6 +81,11 @@ def write(
     charts.write("ratios", charts.ratios(bars(measured), report.CPU_TO_BY_HAND))
     charts.write("growth", charts.growth([(level.keys, level.p50, level.p99) for level in levels]))
     return [table, commands, parts, ratios, *databases, *options, *stepped, imported, grown]
+
+
+def without_refusals(table: Section) -> Section:
+    """Return the table without conflicts and mismatches: the page has them in its first table, and the terminal in each."""
+    return replace(table, rows=[row for row in table.rows if not row.case.endswith((": conflict", ": mismatch"))])
 
 
 def shown(table: Section) -> list[str]:

@@ -124,3 +124,11 @@ def test_two_tables_of_one_database_are_one_on_the_page() -> None:
     (table,) = page.joined([timed, counted])
 
     assert markdown(table).splitlines()[2:] == ["| bare | 68.5 |  |  |", "| first | 984 | 2 | 2 commits |"]
+
+
+def test_conflicts_and_mismatches_are_in_the_first_table_alone() -> None:
+    cases = ("bare Flask: POST, no key", "ours, insert: first", "ours, insert: conflict", "ours, insert: mismatch")
+    table = Section("Records in SQLite", "", [Row(case, {"p50": 1.0, "p99": 2.0, "CPU": 1.0}) for case in cases])
+
+    assert [row.case for row in page.without_refusals(table).rows] == [*cases[:2]]
+    assert page.shown(table) == ["p50", "CPU"]
