@@ -17,6 +17,12 @@ _EXAMPLE: Final = "\b\nExample:\n"
 _SHARED_BY: Final = 3
 """An option with the same text in this many commands is explained once, at the top of the page."""
 
+_SAID_ONCE: Final = (
+    "If another process runs this task, the command does nothing and exits with 0.",
+    "You confirm first.",
+)
+"""Sentences of several commands, which the top of the page has. A command's own help has them too."""
+
 _HEAD: Final = """\
 # The command line
 
@@ -28,6 +34,7 @@ _HEAD: Final = """\
 {codes}
 
 Code 1 comes with one sentence that says why. A command that refuses has changed nothing.
+One with `--yes` asks you to confirm. A task that another process runs does nothing and exits with 0.
 With `--json` a command prints one object for machines, and an error as `{{"error": "…"}}`. The codes are the same.
 
 ## Complete commands with Tab
@@ -118,10 +125,16 @@ def _section(name: str, command: click.Command, shared: Collection[str]) -> str:
     if also := [each for each in _options(command) if _explained(each) in shared]:
         named = ", ".join(map(_named, also))
         options.append(f"* [Shared](#options-of-several-commands): {named}.")
-    text = [" ".join(each.split()) for each in _paragraphs(command) if not each.startswith(_EXAMPLE)]
+    text = [_without_shared(" ".join(each.split())) for each in _paragraphs(command) if not each.startswith(_EXAMPLE)]
     console = ["```console", *(f"$ {line}" for line in examples(command)), "```"]
     heading = " ".join((f"## `{name}", *arguments)) + "`"
     return "\n\n".join([heading, *text, "\n".join(console), *(["\n".join(options)] if options else [])])
+
+
+def _without_shared(paragraph: str) -> str:
+    for sentence in _SAID_ONCE:
+        paragraph = paragraph.replace(sentence, "").replace("  ", " ").strip()
+    return paragraph
 
 
 def _option(option: click.Option) -> str:
