@@ -157,7 +157,8 @@ class Steps:
         """How often the thread that holds the lock has taken it."""
         self._events: list[Event] = []
         """Events from while the lock was held. They are published when it is free."""
-        self._asked: set[tuple[str, bytes]] = set()
+        self._asked: dict[str, set[bytes]] = {}
+        """The items of each step that this attempt has asked for."""
         self._asked_ids: set[bytes] = set()
         self._line: StepRun | None = None
         self._bytes = 0
@@ -312,13 +313,12 @@ class Steps:
             self._may_go_on()
             declared = self._rules.rule(name)
             step = declared if own is None else own
-            asked = (step.recorded_as, item)
             if in_line and self._line is not None:
                 raise RuntimeError(
                     f"the step {name!r} was called inside of {self._line.step.name!r}, and steps do not nest: finish one "
                     "before the next"
                 )
-            if asked in self._asked:
+            if item in self._asked.get(step.recorded_as, ()):
                 raise RuntimeError(f"the step {name!r} was asked for twice in one attempt: give each call its own item")
             ids = [step_id(record.context.key, step.recorded_as, item) for record in self._records]
             digests = [step_digest(record.context.key, digest) for record in self._records]
@@ -429,12 +429,12 @@ class Steps:
         """
         name = step.recorded_as
         fault = "takes an item" if item else "takes no item"
-        for known, its_item in self._asked:
-            if known == name and (not its_item or not item or its_item == alike):
-                raise RuntimeError(
-                    f"the step {step.name!r} {fault}, and this attempt has asked for it otherwise: a name has an item in each "
-                    "call or in none, and two items of it never print alike"
-                )
+        known = self._asked.get(name)
+        if known and (not item or b"" in known or alike in known):
+            raise RuntimeError(
+                f"the step {step.name!r} {fault}, and this attempt has asked for it otherwise: a name has an item in each "
+                "call or in none, and two items of it never print alike"
+            )
         for record in self._records:
             key, entries = record.context.key, record.entries
             if item:
@@ -530,7 +530,7 @@ class Steps:
                 self._note_event(StepDoubtful, run, name)
             else:
                 if nothing:
-                    self._asked.discard((step.recorded_as, run.item))
+                    self._asked[step.recorded_as].discard(run.item)
                 if nothing or step.effects == "transactional":
                     self._withdraw(run)
                 self._note_event(StepFailed, run, name)
@@ -550,7 +550,7 @@ class Steps:
         self._refuse()
 
     def _ask(self, run: StepRun) -> None:
-        self._asked.add((run.step.recorded_as, run.item))
+        self._asked.setdefault(run.step.recorded_as, set()).add(run.item)
         self._asked_ids.update(run.ids)
 
     def _unasked(self) -> Iterator[Entry]:
@@ -619,7 +619,7 @@ class Steps:
         aside = record.aside if record.unsent or record.earlier else ()
         for each in (*record.unsent.values(), *aside):
             payload = self._sealed(record, each)  # which may find that the result cannot be kept
-            enter.append(replace(each.entry, payload=payload))
+            enter.append(each.entry.with_payload(payload))
         return JournalWrite(record.number, enter, tuple(record.withdrawn), record.effects, record.doubts > 0)
 
     def _sealed(self, record: _Record, unsent: _Unsent) -> StoredPayload:
@@ -643,7 +643,7 @@ class Steps:
         for id, unsent in record.unsent.items():
             if id in record.earlier and unsent.payload is not None:
                 # The view may ask for it yet: see `_reconcile`.
-                record.put(replace(unsent.entry, payload=unsent.payload))
+                record.put(unsent.entry.with_payload(unsent.payload))
         record.unsent.clear()
         record.withdrawn.clear()
 

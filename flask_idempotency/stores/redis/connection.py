@@ -70,10 +70,7 @@ def words(arguments: Iterable[Argument]) -> list[bytes | str]:
     hiredis (measured: 2.4 to 3.5) crashes the process if a signal handler raises while it packs a number: SIGALRM, or
     the soft time limit of a Celery task.
     """
-    texts = list[bytes | str]()
-    for each in arguments:
-        texts.append(b"%d" % each if isinstance(each, int) else each)
-    return texts
+    return [b"%d" % each if isinstance(each, int) else each for each in arguments]
 
 
 class Tries:

@@ -22,10 +22,9 @@ from flask_idempotency.engine.journal import (
 )
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
-from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
-from flask_idempotency.stores.redis.encoding import completion, reason_bytes, remembering
+from flask_idempotency.stores.redis.encoding import completion, duration, reason_bytes, remembering
 from flask_idempotency.stores.redis.erasure import ErasureCache, decode_erasure
 from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, milliseconds
 from flask_idempotency.stores.redis.scripts import Script
@@ -51,9 +50,8 @@ class RedisJournals:
         self._scan = Scan(server)
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
-        result = self._run(
-            scripts.WRITE_STEPS, key, token, fence_bytes(fence), writing.number, microseconds(lease), *_changes(writing)
-        )
+        facts = fence_bytes(fence), b"%d" % writing.number, duration(lease)
+        result = self._run(scripts.WRITE_STEPS, key, token, *facts, *_changes(writing))
         if result != b"DONE":
             raise refusal(result)
 
@@ -164,12 +162,12 @@ class RedisJournals:
         return result
 
 
-def _changes(writing: JournalWrite) -> tuple[bytes | int, ...]:
+def _changes(writing: JournalWrite) -> tuple[bytes, ...]:
     """Return what a write changes, as the last arguments of `write_steps.lua` and `resume_steps.lua`."""
     return (
-        int(writing.in_doubt),
-        writing.steps,
-        len(writing.withdraw),
+        b"1" if writing.in_doubt else b"0",
+        b"%d" % writing.steps,
+        b"%d" % len(writing.withdraw),
         *writing.withdraw,
         *chain.from_iterable(map(step_arguments, writing.enter)),
     )

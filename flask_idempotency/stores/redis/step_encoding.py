@@ -57,7 +57,7 @@ def fence_bytes(fence: int) -> bytes:
     return fence.to_bytes(FENCE_BYTES, "big")
 
 
-def step_arguments(entry: Entry) -> tuple[bytes | int, ...]:
+def step_arguments(entry: Entry) -> tuple[bytes, ...]:
     """Return the five arguments that `lib/step.lua` takes for an entry. Raise `ValueError` if a value does not fit."""
     if len(entry.id) != ID_BYTES:
         raise ValueError(f"a step's id has {ID_BYTES} bytes, not {len(entry.id)}")
@@ -65,7 +65,8 @@ def step_arguments(entry: Entry) -> tuple[bytes | int, ...]:
     took = min(max(round(entry.took * 1_000_000), 0), _LONGEST_TOOK)
     size = 0 if payload is None else min(max(payload.byte_size, 0), _LARGEST_SIZE)
     number = 0 if payload is None or payload.sealed_by is None else payload.sealed_by.number
-    return entry.id, took, size, number, step_bytes(entry)
+    # Bytes alone: `words` then has nothing to do.
+    return entry.id, b"%d" % took, b"%d" % size, b"%d" % number, step_bytes(entry)
 
 
 def step_bytes(entry: Entry) -> bytes:
