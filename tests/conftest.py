@@ -103,6 +103,11 @@ def pytest_collection_finish() -> None:
     # does by default, took a quarter of the processor time of the core stage.
     leave_alone_what_lives()
     gc.set_threshold(10_000, 20, 20)
+    # A busy machine is slow, and no example is wrong because of that. Hypothesis knows this by itself where CI is set.
+    if (hypothesis := sys.modules.get("hypothesis")) is not None and "CI" not in os.environ:
+        slow = hypothesis.HealthCheck.too_slow
+        hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[slow])
+        hypothesis.settings.load_profile("busy")
 
 
 def leave_alone_what_lives() -> None:

@@ -101,7 +101,7 @@ def test_a_body_has_one_digest_with_and_without_orjson(raw: bytes) -> None:
 
 
 @pytest.mark.soak
-@settings(max_examples=unless_long(300, long=20_000))
+@settings(deadline=None, max_examples=unless_long(300, long=20_000))
 @given(bodies())
 def test_a_long_search_finds_no_body_with_two_digests(raw: bytes) -> None:
     check(raw)
