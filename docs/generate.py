@@ -27,7 +27,7 @@ from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncount
 from flask_idempotency.settings.consumers import CONSUMER, ConsumerPolicy
 from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.problems import PROBLEMS, ProblemType
+from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "flask_idempotency"

@@ -19,7 +19,8 @@ from flask_idempotency.openapi.operations import Application, Operation, shape
 from flask_idempotency.openapi.policy_document import facts_of
 from flask_idempotency.settings.profiles import PROFILES, Dialect, Profile
 from flask_idempotency.web.policies import ResolvedPolicy
-from flask_idempotency.web.problems import PROBLEMS, Problem, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, render
 
 EXTENSION: Final = "x-idempotency"
 STATUSES: Final = frozenset({400, 409, 413, 422, 429, 503})

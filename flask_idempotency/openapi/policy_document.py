@@ -23,7 +23,8 @@ from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.browser import public_response
 from flask_idempotency.web.key_status import route_everywhere
 from flask_idempotency.web.principals import may_have_httpauth
-from flask_idempotency.web.problems import POLICY_PATH, PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import POLICY_PATH
 from flask_idempotency.web.request_state import context
 
 SPECIFICATION: Final = "https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07"

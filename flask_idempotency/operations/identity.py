@@ -18,7 +18,7 @@ from typing import Any, Final
 from flask_idempotency.engine.keys import Identity, encode, owner_mark
 from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.settings.options import EXTENSIONS
+from flask_idempotency.settings.reading import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0
 """How often an application records its shape. A report of a change may last this much too long."""

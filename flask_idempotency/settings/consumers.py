@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.loading import load_values
-from flask_idempotency.settings.options import (
+from flask_idempotency.settings.reading import (
     MIN_LEASE_SECONDS,
     NOT_NEGATIVE,
     NOT_TOO_SHORT,

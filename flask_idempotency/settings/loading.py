@@ -14,17 +14,9 @@ from urllib.parse import urlsplit
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
-from flask_idempotency.settings.options import (
-    DEPLOYMENT,
-    MEMORY,
-    POLICY,
-    REDIS_SCHEMES,
-    Option,
-    Refused,
-    Settings,
-    imply_steps,
-)
+from flask_idempotency.settings.options import DEPLOYMENT, MEMORY, POLICY, REDIS_SCHEMES, Settings
 from flask_idempotency.settings.profiles import STATUS_LISTS, policy_of
+from flask_idempotency.settings.reading import Option, Refused, imply_steps
 from flask_idempotency.settings.security import (
     MAKE_ONE,
     encryption_faults,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from marshmallow import Schema, ValidationError, fields
 
-from flask_idempotency.settings.options import Option, Refused, Rule
+from flask_idempotency.settings.reading import Option, Refused, Rule
 
 _FIELDS: Final[Mapping[Any, Any]] = {
     bool: fields.Boolean,

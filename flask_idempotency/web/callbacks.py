@@ -20,7 +20,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.options import FormerIdentity
+from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
 if TYPE_CHECKING:

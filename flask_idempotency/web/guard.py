@@ -56,7 +56,7 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_of
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.options import FormerIdentity
+from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.callbacks import (
     Callbacks,
     former_names,

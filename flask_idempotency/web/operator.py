@@ -43,7 +43,7 @@ from flask_idempotency.operations.records import (
     way_out,
 )
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.options import FormerIdentity
+from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.callbacks import load_quota, named_requests
 from flask_idempotency.web.janitor import is_known, policy_of, result_of, settler_of, steps_of
 from flask_idempotency.web.policies import Policies

@@ -19,7 +19,7 @@ from flask import Flask, Request, g, request
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME
-from flask_idempotency.settings.options import EXTENSIONS
+from flask_idempotency.settings.reading import EXTENSIONS
 
 Loader = Callable[[], "str | None"]
 

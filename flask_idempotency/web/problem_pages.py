@@ -14,7 +14,8 @@ from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response
 
 from flask_idempotency.web.browser import DAY_SECONDS, public_response
-from flask_idempotency.web.problems import PROBLEMS, Problem, build
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, build
 from flask_idempotency.web.request_body import FORM_TYPES
 
 _HTML: Final = ("text/html", "application/xhtml+xml")

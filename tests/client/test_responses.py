@@ -13,7 +13,8 @@ from werkzeug.wrappers import Response
 from flask_idempotency.client.responses import BY_CODE, REPLAY_MARKS, Verdict, problem_code, read
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problem_pages import as_page
-from flask_idempotency.web.problems import PROBLEMS, Problem, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, render
 
 DOCS = "https://docs.example/problems/"
 

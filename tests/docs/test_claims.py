@@ -23,7 +23,7 @@ from flask_idempotency.settings.profiles import KEPT_FIELDS, PROFILES
 from flask_idempotency.stores.redis.layout import PARTITIONS
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, NO_CERTIFICATE, TOKENS
-from flask_idempotency.web.problems import PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
 
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ from flask_idempotency.cli import cli
 from flask_idempotency.engine.events import kinds
 from flask_idempotency.settings.consumers import CONSUMER
 from flask_idempotency.settings.options import DEPLOYMENT, POLICY
-from flask_idempotency.web.problems import PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
 from tests.docs.test_pages import MARKDOWN, ROOT
 
 # Only words that are wrong wherever they stand.

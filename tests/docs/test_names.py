@@ -26,7 +26,7 @@ from flask_idempotency.metrics import FAMILIES, GAUGES
 from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
-from flask_idempotency.web.problems import PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
 from tests.docs.test_pages import BLOCK, MARKDOWN, ROOT
 
 PAGES = [*MARKDOWN, ROOT / "CHANGELOG.md"]

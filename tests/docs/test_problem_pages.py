@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from docs.generate import HERE, OPERATORS, PAGES
 from flask_idempotency.settings.options import DOCS_URL
-from flask_idempotency.web.problems import PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
 
 INDEX = (HERE / "problems" / "index.md").read_text(encoding="utf-8")
 

@@ -16,7 +16,8 @@ from openapi_spec_validator import validate
 from flask_idempotency import ConfigurationError, Idempotency, exempt, idempotent
 from flask_idempotency.openapi import describe
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.problems import PROBLEMS, Problem, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, render
 
 OURS = {"$ref": "#/components/schemas/IdempotencyProblem"}
 THEIRS = {"type": "object", "properties": {"message": {"type": "string"}}}

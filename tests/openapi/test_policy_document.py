@@ -37,7 +37,8 @@ from flask_idempotency.settings import load_override
 from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.web.problems import POLICY_PATH, PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import POLICY_PATH
 from tests.lab.programs import NODE
 
 SCHEMA = json.loads(files("flask_idempotency.openapi").joinpath("policy-1.schema.json").read_bytes())

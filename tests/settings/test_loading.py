@@ -24,7 +24,8 @@ from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, schema, summary
 from flask_idempotency.settings.consumers import CONSUMER
-from flask_idempotency.settings.options import DEPLOYMENT, POLICY, Option, Refused
+from flask_idempotency.settings.options import DEPLOYMENT, POLICY
+from flask_idempotency.settings.reading import Option, Refused
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore

@@ -18,7 +18,8 @@ from flask_idempotency.client.responses import BY_CODE, REPLAY_MARKS, STRIPE, UN
 from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.browser import module_source
 from flask_idempotency.web.problem_pages import as_page
-from flask_idempotency.web.problems import PROBLEMS, Problem, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, render
 from tests.lab.programs import NODE
 
 ROOT = Path(__file__).parents[2]

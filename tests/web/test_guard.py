@@ -16,7 +16,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.policies import claim_here, idempotent
-from flask_idempotency.web.problems import PROBLEMS
+from flask_idempotency.web.problem_types import PROBLEMS
 from tests.apps import KEY, World, is_replay, new_world
 
 

@@ -15,7 +15,8 @@ from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problem_pages import as_page
-from flask_idempotency.web.problems import PAGES_PATH, PROBLEMS, Problem, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import PAGES_PATH, Problem, render
 from tests.apps import World, new_world
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"

@@ -21,7 +21,8 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.model import InFlight, Mismatched, Unknown
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.problems import PROBLEMS, Problem, failure, refusal, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, failure, refusal, render
 
 CODES = tuple(PROBLEMS)
 

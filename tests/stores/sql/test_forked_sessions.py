@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from flask_idempotency.extension import ApplicationDatabase
 from flask_idempotency.stores.sql.database import PROCESS, REMEDY
+from flask_idempotency.web.application_database import ApplicationDatabase
 from tests.forks import run
 from tests.stores.sql.shops import Account, OpenShop, Shop, paying
 

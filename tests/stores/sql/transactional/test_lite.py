@@ -16,9 +16,9 @@ from sqlalchemy import create_engine, func, insert, select
 
 from flask_idempotency import Idempotency, Step, current_claim, idempotent
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.extension import ApplicationDatabase, ContextSessions
 from flask_idempotency.stores.sql.schema import include_in, records
 from flask_idempotency.stores.sql.transactional.joining import lent
+from flask_idempotency.web.application_database import ApplicationDatabase, ContextSessions
 from tests.stores.sql.conftest import on_each, on_sqlite
 from tests.stores.sql.shops import SECRET, Account, Base, OpenShop, Payment, Shop, paying
 from tests.stores.sql.transactional.test_joining import begin_explicitly, left
