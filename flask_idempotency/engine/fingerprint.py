@@ -329,16 +329,11 @@ def _text(value: Any, depth: int) -> str:
     if depth == 0 or value is _REFUSED:
         raise ValueError("this document has no safe canonical form")
     if kind is dict:
-        members = [f"{encode_basestring(name)}:{_text(value[name], depth - 1)}" for name in _sorted(value)]
+        # By UTF-16 code units, which differs from Python's order beyond U+FFFF.
+        order = None if "".join(value).isascii() else lambda name: name.encode("utf-16-be")
+        members = [f"{encode_basestring(name)}:{_text(value[name], depth - 1)}" for name in sorted(value, key=order)]
         return "{" + ",".join(members) + "}"
     return "[" + ",".join([_text(item, depth - 1) for item in value if item is not _REMOVED]) + "]"
-
-
-def _sorted(document: dict[str, Any]) -> list[str]:
-    if "".join(document).isascii():
-        return sorted(document)
-    # By UTF-16 code units, which differs from Python's order beyond U+FFFF.
-    return sorted(document, key=lambda name: name.encode("utf-16-be"))
 
 
 @lru_cache(maxsize=1024)

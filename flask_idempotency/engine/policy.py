@@ -318,7 +318,12 @@ class Policy:
                 f"max_runtime ({self.max_runtime:g} s) must not be shorter than lease ({self.lease:g} s).",
             ),
         )
-        return [*self._step_faults(joint=joint), *(fault for broken, fault in rules if broken)]
+        found = [fault for broken, fault in rules if broken]
+        if not self.steps and not self.dropped_steps:
+            return found
+        from flask_idempotency.engine.step_rules import step_faults  # for the endpoints that have steps
+
+        return [*step_faults(self.steps, self.dropped_steps, joint=joint), *found]
 
     def _finish_rules(self) -> tuple[tuple[bool, str], ...]:
         return (
@@ -342,13 +347,6 @@ class Policy:
                 "max_request_body to that or less, or leave it out.",
             ),
         )
-
-    def _step_faults(self, *, joint: bool) -> list[str]:
-        if not self.steps and not self.dropped_steps:
-            return []
-        from flask_idempotency.engine.step_rules import step_faults  # for the endpoints that have steps
-
-        return step_faults(self.steps, self.dropped_steps, joint=joint)
 
 
 def _some(statuses: frozenset[int]) -> str:

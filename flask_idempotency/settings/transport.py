@@ -51,15 +51,9 @@ def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure |
     scheme = urlsplit(choice).scheme.partition("+")[0]
     if scheme in ("redis", "rediss"):
         return _of_redis(setting, choice)
-    if scheme in ("postgresql", "postgres"):
-        return _of_postgresql(setting, choice, {})
-    if scheme in ("mysql", "mariadb"):
-        return _of_mysql(setting, choice, {})
-    if scheme == "sqlite":
-        return _of_sqlite(setting, choice)
     if scheme in ("memory", "unix"):
         return None
-    return _opaque(setting, "store that a function makes")
+    return _of_database(setting, choice, scheme, {}, otherwise="store that a function makes")
 
 
 def _is_ambiguous(url: str) -> bool:
@@ -104,11 +98,20 @@ def _unchecked(setting: str, url: str) -> Exposure | None:
     )
 
 
-def _of_sqlite(setting: str, url: str) -> Exposure | None:
-    parts = urlsplit(url)
-    if parts.scheme in _LOCAL_DRIVERS and not parts.netloc:
-        return None
-    return _opaque(setting, "SQLite that is more than a file")
+def _of_database(
+    setting: str, url: str, scheme: str, connect_args: Mapping[str, Any], *, otherwise: str
+) -> Exposure | None:
+    match scheme:
+        case "postgresql" | "postgres":
+            return _of_postgresql(setting, url, connect_args)
+        case "mysql" | "mariadb":
+            return _of_mysql(setting, url, connect_args)
+        case "sqlite":
+            parts = urlsplit(url)
+            if parts.scheme in _LOCAL_DRIVERS and not parts.netloc:
+                return None
+            return _opaque(setting, "SQLite that is more than a file")
+    return _opaque(setting, otherwise)
 
 
 def _of_application(config: Mapping[str, Any]) -> Exposure | None:
@@ -122,12 +125,8 @@ def _of_application(config: Mapping[str, Any]) -> Exposure | None:
         return _opaque("SQLALCHEMY_ENGINE_OPTIONS", "database connection that a function makes")
     if _is_ambiguous(str(url)):
         return _opaque(setting, "URL that can be read in two ways")
-    scheme = str(url).partition(":")[0].partition("+")[0]
-    if scheme in ("postgresql", "postgres"):
-        return _of_postgresql(setting, str(url), options.get("connect_args") or {})
-    if scheme in ("mysql", "mariadb"):
-        return _of_mysql(setting, str(url), options.get("connect_args") or {})
-    return _of_sqlite(setting, str(url)) if scheme == "sqlite" else _opaque(setting, "database of this kind")
+    scheme, connect_args = str(url).partition(":")[0].partition("+")[0], options.get("connect_args") or {}
+    return _of_database(setting, str(url), scheme, connect_args, otherwise="database of this kind")
 
 
 def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:

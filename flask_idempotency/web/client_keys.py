@@ -43,10 +43,7 @@ def uses_of(typed: str, *, tenant: str | None, principal: str | None, endpoint: 
 
     Raises `Refused` for an endpoint that the application lacks, and for a key that no request could have.
     """
-    return list(_uses_of(typed, tenant, principal, endpoint))
-
-
-def _uses_of(typed: str, tenant: str | None, principal: str | None, endpoint: str | None) -> Iterator[Case]:
+    found: list[Case] = []
     former, namespace = operator.settings().former_identity, operator.settings().namespace
     before = None if former is None else former.namespace
     if endpoint is not None and operator.state().loaders.operations.get(endpoint) is not None:
@@ -55,10 +52,10 @@ def _uses_of(typed: str, tenant: str | None, principal: str | None, endpoint: st
         if before is not None:
             scopes.append(replace(scopes[0], namespace=before))
         for key in (message_key(typed), message_key(BrokerId(typed))):
-            yield from _under_both(scopes, key, lambda about: True)
+            found += _under_both(scopes, key, lambda about: True)
     if endpoint is not None and endpoint not in current_app.view_functions:
         _operations(endpoint)  # raises if it is unknown
-        return
+        return found
     key = parsed_key(typed)
     # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
     callers = (False, True) if (principal or "").startswith(PRINCIPAL) else (False,)
@@ -74,7 +71,8 @@ def _uses_of(typed: str, tenant: str | None, principal: str | None, endpoint: st
             named = None if former.tenant is False else tenant
             who = None if former.principal is False and not of_package else principal
             scopes.append(Scope(before or namespace, named, who, operation, of_package))
-        yield from _under_both(scopes, key, may_be)
+        found += _under_both(scopes, key, may_be)
+    return found
 
 
 def _under_both(scopes: Sequence[Scope], key: str, may_be: Callable[[RequestInfo], bool]) -> Iterator[Case]:

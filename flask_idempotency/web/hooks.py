@@ -355,19 +355,19 @@ class Hooks:
             except ConfigurationError as error:
                 self._fault = str(error)
                 _log.error("Requests with a key answer 500 until you change this: %s", error)
-            url = self._settings.status_url
-            if url is not None and (other := self._other_view(url)) is not None:
-                # It was registered after ours, so it never runs. Keyed requests are protected as before.
-                _log.error(
-                    "IDEMPOTENCY_STATUS_URL is %r, and the view %r has the same path: it gets no request. Change one of "
-                    "the two.",
-                    url,
-                    other,
-                )
             self._policies.fix()
             if STATUS_MODULE in sys.modules:  # else none of its views can be registered
-                from flask_idempotency.web.key_status import find_status_views
+                from flask_idempotency.web.key_status import find_status_views, other_view
 
+                url = self._settings.status_url
+                if url is not None and (other := other_view(self._app, url)) is not None:
+                    # It was registered after ours, so it never runs. Keyed requests are protected as before.
+                    _log.error(
+                        "IDEMPOTENCY_STATUS_URL is %r, and the view %r has the same path: it gets no request. Change one "
+                        "of the two.",
+                        url,
+                        other,
+                    )
                 self._guard.replies.status_views = find_status_views(self._app)
             self._checked = True
         # Without the lock: the collector may run any code.
@@ -377,11 +377,6 @@ class Hooks:
                 self.at_first()
             except Exception:  # noqa: BLE001 - it only reports; a claim finds the same faults
                 _log.exception("the tables of the store could not be looked at")
-
-    def _other_view(self, url: str) -> str | None:
-        from flask_idempotency.web.key_status import other_view  # for applications with a status view
-
-        return other_view(self._app, url)
 
     @cached_property
     def key_status(self) -> KeyStatusView:

@@ -96,7 +96,7 @@ def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
             _, fields, _ = FormDataParser(silent=False).parse(io.BytesIO(data), request.mimetype, None)
             return _named(list(fields.items(multi=True)), None, exact=_is_utf8(data))
         parser = _Parts(
-            stream_factory=_hashing,
+            stream_factory=lambda *_, **__: cast(IO[bytes], _Hashing()),
             max_form_memory_size=request.max_form_memory_size,
             max_form_parts=request.max_form_parts,
         )
@@ -196,10 +196,6 @@ class _Hashing:
 
     def digest(self) -> bytes:
         return self._digest.digest()
-
-
-def _hashing(*size_and_names: Any, **more: Any) -> IO[bytes]:
-    return cast(IO[bytes], _Hashing())
 
 
 def _part(name: str, file: FileStorage, content: bytes) -> FilePart:

@@ -109,7 +109,9 @@ class Tee(Iterator[bytes]):
         if data is None:
             data = self._pull()
             if self._byte_size == self._announced:
-                self._look_ahead()
+                # No end marker follows a body of announced length: these bytes are its end, so report it before they leave.
+                with suppress(StopIteration):
+                    self._ahead = self._pull()
         return data
 
     def close(self) -> None:
@@ -140,11 +142,6 @@ class Tee(Iterator[bytes]):
         data = chunk.encode() if isinstance(chunk, str) else chunk
         self._keep(data)
         return data
-
-    def _look_ahead(self) -> None:
-        # No end marker follows a body of announced length: these bytes are its end, so report it before they leave.
-        with suppress(StopIteration):
-            self._ahead = self._pull()
 
     def _keep(self, data: bytes) -> None:
         self._byte_size += len(data)
