@@ -130,8 +130,6 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
     return f"{column} IN ({', '.join(repr(word) for word in words)})"
 
 
-_ZERO: Final = sa.text("0")
-
 _BYTES: Final = sa.LargeBinary().with_variant(LONGBLOB(), *MYSQL_NAMES)
 _TEXT: Final = sa.Text().with_variant(LONGTEXT(), *MYSQL_NAMES)
 """On MySQL a BLOB and a TEXT hold 64 KiB. By these names, because Alembic compares the names of types."""
@@ -162,8 +160,12 @@ def _key(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
     return sa.Column(name, kind, primary_key=True, autoincrement=False, comment=comment)
 
 
-def _required(name: str, kind: Any, comment: str | None = None, *, default: Any = None) -> sa.Column[Any]:
-    return sa.Column(name, kind, nullable=False, comment=comment, server_default=default)
+def _required(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False, comment=comment)
+
+
+def _from_zero(name: str, kind: Any, comment: str) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False, comment=comment, server_default=sa.text("0"))
 
 
 def _optional(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
@@ -220,24 +222,11 @@ def define(metadata: sa.MetaData) -> None:
             sa.SmallInteger,
             "of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
         ),
-        _required(
-            "resolver_due_at",
-            sa.BigInteger,
-            "while quarantined: the earliest time of the next call to a resolver",
-            default=_ZERO,
+        _from_zero(
+            "resolver_due_at", sa.BigInteger, "while quarantined: the earliest time of the next call to a resolver"
         ),
-        _required(
-            "steps",
-            sa.SmallInteger,
-            "recorded steps with an effect; above 0, a release keeps the record",
-            default=_ZERO,
-        ),
-        _required(
-            "step_write",
-            sa.Integer,
-            "number of the last write to the journal by this fence",
-            default=_ZERO,
-        ),
+        _from_zero("steps", sa.SmallInteger, "recorded steps with an effect; above 0, a release keeps the record"),
+        _from_zero("step_write", sa.Integer, "number of the last write to the journal by this fence"),
         _optional(
             "response_expires_at",
             sa.BigInteger,
@@ -370,10 +359,10 @@ def _of_messages(metadata: sa.MetaData) -> None:
         _optional("data_key_number", sa.Integer, "number of the tenant's data key"),
         _required("created_at", sa.BigInteger),
         _required("due_at", sa.BigInteger, "the earliest time of the next attempt"),
-        _required("attempts", sa.Integer, "attempts that failed", default=_ZERO),
+        _from_zero("attempts", sa.Integer, "attempts that failed"),
         _optional("holder", _bytes(16), "token of the relay that sends the message"),
         _optional("held_until", sa.BigInteger),
-        _required("dead", sa.SmallInteger, "1: it can never be sent", default=_ZERO),
+        _from_zero("dead", sa.SmallInteger, "1: it can never be sent"),
         _optional("error", _TEXT, "why the last attempt failed"),
         _optional("published_at", sa.BigInteger, "set if confirmed messages are kept"),
         _optional("namespace", _TEXT, "of the application that published it; NULL: a release before namespaces did"),
