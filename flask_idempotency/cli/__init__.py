@@ -1,9 +1,9 @@
 """The group `flask idempotency`: its modules parse the arguments, call an operation or a task, and print the result.
 
-To add a command, write a function with `@cli.command(...)` and `@prints_output` in the module of its topic, and put its name
-in `ORDER`. It returns an `Output`: the same facts as an object and as lines, and the exit code. Its docstring starts with an
-imperative, says what the command changes, and ends with one example. A command exits with 0 if all is in order, with 1 if it
-is not or the command was refused, with 2 if the result is unknown, and with 130 after Ctrl-C.
+To add a command, write a function with `@cli.command(...)` in the module of its topic, and put its name in `ORDER`. It
+returns an `Output`: the same facts as an object and as lines, and the exit code. Its docstring starts with an imperative,
+says what the command changes, and ends with one example. A command exits with 0 if all is in order, with 1 if it is not or
+the command was refused, with 2 if the result is unknown, and with 130 after Ctrl-C.
 `import flask_idempotency` loads no command: the modules load when the group is first used.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, Final
@@ -41,7 +42,24 @@ EXIT_CODES: Final = (
 )
 
 
-class LazyGroup(AppGroup):
+class Commands(AppGroup):
+    """A group of commands that return an `Output`."""
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:  # type: ignore[override]
+        """Make a command of a function: add `--json`, and print what it returns."""
+        register, printing = super().command(*args, **options), import_module(f"{__name__}.context").prints_output
+
+        def add(function: Callable[..., Any]) -> click.Command:
+            command = register(printing(function))
+            command.params.append(
+                click.Option(["--json", "as_json"], is_flag=True, help="One JSON object, for machines.")
+            )
+            return command
+
+        return add
+
+
+class LazyGroup(Commands):
     """A group that imports the modules of its commands when it is first used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -56,7 +56,7 @@ class Output:
 
 
 def prints_output(command: Callable[..., Output | None]) -> Callable[..., None]:
-    """Add `--json`, print the `Output` that the command returns, and exit with its code.
+    """Take `--json`, print the `Output` that the command returns, and exit with its code.
 
     An `IdempotencyError` ends the command with one sentence and no traceback.
     """
@@ -72,7 +72,7 @@ def prints_output(command: Callable[..., Output | None]) -> Callable[..., None]:
             if output.code:
                 raise SystemExit(output.code)
 
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")(run)
+    return run
 
 
 def prints_json() -> bool:

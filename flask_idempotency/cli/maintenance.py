@@ -20,7 +20,6 @@ from flask_idempotency.cli.context import (
     Output,
     confirm,
     prints_json,
-    prints_output,
     word_options,
     yes_option,
 )
@@ -212,7 +211,7 @@ _COMMANDS: Final[Mapping[Task, _TaskCommand]] = {
 }
 
 
-def _budget_option(task: Task) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _budget_option(task: Task) -> Callable[[Callable[..., Output]], Callable[..., Output]]:
     return click.option(
         "--budget",
         type=click.FloatRange(1, _LONGEST_BUDGET_SECONDS),
@@ -225,7 +224,6 @@ def _budget_option(task: Task) -> Callable[[Callable[..., None]], Callable[..., 
 
 @cli.command("reap")
 @_budget_option("reap")
-@prints_output
 def reap_command(budget: float) -> Output:
     """Quarantine claims with an expired lease, and call resolvers.
 
@@ -241,7 +239,6 @@ def reap_command(budget: float) -> Output:
 
 @cli.command("finish")
 @_budget_option("finish")
-@prints_output
 def finish_command(budget: float) -> Output:
     """Finish requests that stopped between two steps, as their callers.
 
@@ -264,7 +261,6 @@ def finish_command(budget: float) -> Output:
 
 @cli.command("expire")
 @_budget_option("expire")
-@prints_output
 def expire_command(budget: float) -> Output:
     """Remove expired responses and what belongs to them.
 
@@ -280,7 +276,6 @@ def expire_command(budget: float) -> Output:
 
 @cli.command("rotate")
 @_budget_option("rotate")
-@prints_output
 def rotate_command(budget: float) -> Output:
     """Seal the responses of old ring keys again, under the newest.
 
@@ -298,7 +293,6 @@ def rotate_command(budget: float) -> Output:
 
 @cli.command("reconcile")
 @_budget_option("reconcile")
-@prints_output
 def reconcile_command(budget: float) -> Output:
     """Recount the records of every tenant, and correct their ledgers.
 
@@ -332,7 +326,6 @@ _COLOURS: Final = {
 @click.option(
     "--proxy-timeout", type=click.FloatRange(min=0), metavar="S", help="When a proxy gives up on a request. 0: never."
 )
-@prints_output
 def doctor_command(verbose: bool, worker_timeout: float | None, proxy_timeout: float | None) -> Output:
     """Check the store, the janitor, the keys and the settings.
 
@@ -399,7 +392,6 @@ _NOTHING: Final = "Every stored response is encrypted. There is nothing to seal.
 @cli.command("seal")
 @yes_option
 @word_options(required=True)
-@prints_output
 def seal_command(yes: bool, word: AuditNote) -> Output:
     """Encrypt the responses that were stored before encryption.
 

@@ -11,10 +11,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
-from flask.cli import AppGroup
 
-from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, prints_output, word_options, yes_option
+from flask_idempotency.cli import Commands, cli
+from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, word_options, yes_option
 from flask_idempotency.cli.output import Cell, Style, Styled, table
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
@@ -52,7 +51,6 @@ _LEFT: Final = {
     show_default=True,
     help="How often to look for messages while none is due.",
 )
-@prints_output
 def relay_command(once: bool, poll: float) -> Output:
     """Send the messages of the outbox until SIGTERM.
 
@@ -113,7 +111,7 @@ def _counted(report: RelayReport) -> dict[str, int]:
     return {"sent": report.sent, "delayed": report.delayed, "dead": report.dead}
 
 
-outbox: Final = AppGroup("outbox", help="Show, retry and discard messages that are not sent.")
+outbox: Final = Commands("outbox", help="Show, retry and discard messages that are not sent.")
 cli.add_command(outbox)
 
 
@@ -122,7 +120,6 @@ cli.add_command(outbox)
 @click.option(
     "--limit", type=click.IntRange(1, MOST_ROWS), default=50, show_default=True, help="Show at most this many."
 )
-@prints_output
 def list_command(dead: bool, limit: int) -> Output:
     """List the messages that are not sent, dead and failed ones first.
 
@@ -160,7 +157,6 @@ def _line(row: OutboxRow) -> dict[str, Cell]:
     help="Retry every message of this topic whose last attempt failed, at most 10,000 in one run.",
 )
 @word_options(required=False)
-@prints_output
 def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output:
     """Send a message again now, or every failed one of a topic.
 
@@ -197,7 +193,6 @@ def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output
 @click.argument("seq", type=click.IntRange(1))
 @yes_option
 @word_options(required=True)
-@prints_output
 def discard_command(seq: int, yes: bool, word: AuditNote) -> Output:
     """Delete a message that cannot be sent.
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import Output, prints_output, wide_option
+from flask_idempotency.cli.context import Output, wide_option
 from flask_idempotency.cli.output import Line, Style, Styled, clean, table
 from flask_idempotency.cli.stats import span, why_none
 from flask_idempotency.engine import activity as names
@@ -42,7 +42,6 @@ _RARE: Final = (
     help="The time to look back, 7 days if you leave it out: 1h, 24h, 30d.",
 )
 @wide_option
-@prints_output
 def report_command(since: float, wide: bool) -> Output:
     """Report what enforcing would do at each endpoint.
 

@@ -12,7 +12,7 @@ import click
 from flask import current_app
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import Output, confirm, prints_json, prints_output, word_options, yes_option
+from flask_idempotency.cli.context import Output, confirm, prints_json, word_options, yes_option
 from flask_idempotency.cli.output import clean, facts_of, say
 from flask_idempotency.cli.record_options import (
     STDIN,
@@ -72,7 +72,6 @@ _force = click.option("--force", is_flag=True, help="Even if its worker may stil
 @_force
 @yes_option
 @word_options(required=True)
-@prints_output
 def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNote) -> Output:
     """Release a running or quarantined key: its next retry runs.
 
@@ -96,7 +95,6 @@ def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNot
 @click.option("--method", metavar="M", help="The method of the request. Needed if the endpoint takes keys for several.")
 @yes_option
 @word_options(required=True)
-@prints_output
 def void_command(named: RecordOptions, method: str | None, yes: bool, word: AuditNote) -> Output:
     """Void a key that no request has used: no request runs under it.
 
@@ -211,7 +209,6 @@ class GivenStep:
 @_force
 @yes_option
 @word_options(required=True)
-@prints_output
 def resolve_command(
     named: RecordOptions,
     verdict: str | None,

@@ -17,7 +17,6 @@ from flask_idempotency.cli.context import (
     duration,
     instant,
     prints_json,
-    prints_output,
     tenant_options,
     wide_option,
 )
@@ -47,7 +46,6 @@ _RARE_OF_RECORDS: Final = ("status", "completed", "principal", "attempt", "owner
 @cli.command("policy")
 @click.argument("endpoint", required=False, shell_complete=complete_endpoint)
 @wide_option
-@prints_output
 def policy_command(endpoint: str | None, wide: bool) -> Output:
     """Show the policy of each endpoint and inbox, or all values of one.
 
@@ -190,7 +188,6 @@ _STATES: Final = {
 @click.option("--to", "until", callback=instant, metavar="TIME", help="First used before then.")
 @click.option("--newest", is_flag=True, help="The last used first.")
 @wide_option
-@prints_output
 def list_command(
     of_state: str | None,
     tenant: str | None,
@@ -245,7 +242,6 @@ def list_command(
     "--downstream", metavar="NAME", help="Show the key that `current_claim.downstream_key(NAME)` gave the view too."
 )
 @click.option("--item", metavar="ITEM", help="With --downstream: the item of the step, as this command prints it.")
-@prints_output
 def show_command(named: record_options.RecordOptions, downstream: str | None, item: str | None) -> Output:
     """Show one record, without the body of its response.
 

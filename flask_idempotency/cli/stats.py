@@ -16,7 +16,7 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import Output, duration, prints_json, prints_output, wide_option
+from flask_idempotency.cli.context import Output, duration, prints_json, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
 from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.errors import StoreUnavailable
@@ -65,7 +65,6 @@ def span(context: click.Context, parameter: click.Parameter, value: str | None) 
     "--watch", is_flag=True, help="Show that again every few seconds, until Ctrl-C. Of the last hour by default."
 )
 @wide_option
-@prints_output
 def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> Output | None:
     """Count the records in each state, and show the last janitor runs.
 

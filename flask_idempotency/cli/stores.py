@@ -9,13 +9,12 @@ import click
 from flask import current_app
 from flask.cli import AppGroup
 
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import Commands, cli
 from flask_idempotency.cli.context import (
     NOT_IN_ORDER,
     Output,
     confirm,
     exit_on_error,
-    prints_output,
     word_options,
     yes_option,
 )
@@ -33,12 +32,11 @@ from flask_idempotency.web.operator import built, publish, settings, state
 
 _NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
 
-db: Final = AppGroup("db", help="Create, upgrade and check the tables of a SQL store.")
+db: Final = Commands("db", help="Create, upgrade and check the tables of a SQL store.")
 cli.add_command(db)
 
 
 @db.command("upgrade")
-@prints_output
 def upgrade() -> Output:
     """Create the tables, or upgrade them to this release.
 
@@ -58,7 +56,6 @@ def upgrade() -> Output:
     metavar="NAME",
     help="Check instead what this role of PostgreSQL lacks, if your application sets it for a tenant (SET LOCAL ROLE).",
 )
-@prints_output
 def check(role: str | None) -> Output:
     """Check the tables and their database.
 
@@ -105,11 +102,12 @@ def _of_schema(fine: str, *, upgrade: bool) -> Output:
 
 # `flask idempotency keys …`
 
-keys: Final = AppGroup("keys", help="Make and check the keys that responses are sealed with.")
+keys: Final = Commands("keys", help="Make and check the keys that responses are sealed with.")
 cli.add_command(keys)
 
 
-@keys.command("generate", with_appcontext=False)
+# It prints a line for a file, and has no other form of it.
+@AppGroup.command(keys, "generate", with_appcontext=False)
 @click.option("--kid", help="The id of the key; today's date and a random suffix unless given. It is no secret.")
 def generate(kid: str | None) -> None:
     """Print a new key, as one line of a ring.
@@ -135,7 +133,6 @@ def generate(kid: str | None) -> None:
 
 
 @keys.command("status")
-@prints_output
 def status() -> Output:
     """Show what each ring key protects, and which you may remove.
 
@@ -181,7 +178,7 @@ _ELSEWHERE: Final = (
 _NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application runs: then any other Redis is refused."
 _NOTICES_NOTHING: Final = "not noticed: its scripts are not told INFO. Let the user ask, with ACL SETUSER … +info"
 
-redis: Final = AppGroup("redis", help="Prepare a Redis store, and act on a data loss.")
+redis: Final = Commands("redis", help="Prepare a Redis store, and act on a data loss.")
 cli.add_command(redis)
 
 
@@ -197,7 +194,6 @@ _RISK_OF_INIT: Final = (
     "--new", "is_new", is_flag=True, help="Skip the confirmation: no store with IDEMPOTENCY_STORE_ID was here."
 )
 @word_options(required=False)
-@prints_output
 def init(is_new: bool, word: AuditNote) -> Output:
     """Initialise a new Redis, once: until then no new key runs.
 
@@ -227,7 +223,6 @@ def _name_it(memory: DataLossDetector, store_id: str | None) -> list[str]:
 
 
 @redis.command("status")
-@prints_output
 def status_() -> Output:
     """Show what data this Redis may have lost, and what to do.
 
@@ -258,7 +253,6 @@ def status_() -> Output:
 @click.option("--force", is_flag=True, help="Even if surviving workers have time left to restore their claims.")
 @yes_option
 @word_options(required=True)
-@prints_output
 def ack(force: bool, yes: bool, word: AuditNote) -> Output:
     """Let new keys run after a data loss.
 

@@ -8,15 +8,13 @@ from functools import partial
 from typing import Final
 
 import click
-from flask.cli import AppGroup
 
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import Commands, cli
 from flask_idempotency.cli.context import (
     Output,
     chosen,
     confirm,
     prints_json,
-    prints_output,
     tenant_options,
     word_options,
     yes_option,
@@ -37,7 +35,6 @@ from flask_idempotency.web.purge import SHREDDED, WIPED, Purge, cache_unknown, c
 @click.option("--shred", is_flag=True, help="Only destroy the data keys, without a scan of every response.")
 @yes_option
 @word_options(required=True)
-@prints_output
 def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: AuditNote) -> Output:
     """Erase the responses of one tenant, for good.
 
@@ -84,14 +81,13 @@ _DIVIDED = (
     "Each of its {parts} parts has a share of that, rounded up: a full part refuses, even if others are not full."
 )
 
-quota: Final = AppGroup("quota", help="Show and set the limits of a tenant.")
+quota: Final = Commands("quota", help="Show and set the limits of a tenant.")
 cli.add_command(quota)
 
 
 @quota.command("show")
 @tenant_options
 @click.option("--all", "every_tenant", is_flag=True, help="Every tenant with a ledger, by its id in the store.")
-@prints_output
 def show(tenant: str | None, no_tenant: bool, every_tenant: bool) -> Output:
     """Show the usage and the limits of a tenant.
 
@@ -139,7 +135,6 @@ def _not_counting() -> list[str]:
 @click.option("--per", type=float, metavar="SECONDS", help="The length of each window.")
 @click.option("--clear", is_flag=True, help="Remove all limits that were set before.")
 @word_options(required=False)
-@prints_output
 def set_(
     tenant: str | None,
     no_tenant: bool,
