@@ -25,7 +25,6 @@ UNKNOWN: Final = 2
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 wide_option: Final = click.option("--wide", is_flag=True, help="Every column.")
-yes_option: Final = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -109,7 +108,8 @@ def confirm(question: str, *why: Line, yes: bool) -> None:
 def word_options(*, required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add `--reason` and `--actor`. The command receives both as `word`.
 
-    The audit event holds both, so they must name no key, person or body.
+    The audit event holds both, so they must name no key, person or body. A command that needs a reason asks before it acts:
+    then this adds `--yes` too.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +117,8 @@ def word_options(*, required: bool) -> Callable[[Callable[..., Any]], Callable[.
         def noted(*args: Any, actor: str, reason: str, **options: Any) -> Any:
             return command(*args, word=AuditNote(actor or "unknown", reason), **options)
 
-        return actor_option(reason_option(noted))
+        made = actor_option(reason_option(noted))
+        return click.option("--yes", is_flag=True, help="Skip the confirmation.")(made) if required else made
 
     # Some releases of click take a default of None for a value of a required option.
     needed: dict[str, Any] = {"required": True} if required else {"default": ""}

@@ -21,7 +21,6 @@ from flask_idempotency.cli.context import (
     confirm,
     prints_json,
     word_options,
-    yes_option,
 )
 from flask_idempotency.cli.output import Line, Style, Styled
 from flask_idempotency.cli.progress import Counts, show_progress
@@ -390,7 +389,6 @@ _NOTHING: Final = "Every stored response is encrypted. There is nothing to seal.
 
 
 @cli.command("seal")
-@yes_option
 @word_options(required=True)
 def seal_command(yes: bool, word: AuditNote) -> Output:
     """Encrypt the responses that were stored before encryption.

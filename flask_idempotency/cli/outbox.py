@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from flask_idempotency.cli import Commands, cli
-from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, word_options, yes_option
+from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, word_options
 from flask_idempotency.cli.output import Cell, Style, Styled, table
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
@@ -191,7 +191,6 @@ def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output
 
 @outbox.command("discard")
 @click.argument("seq", type=click.IntRange(1))
-@yes_option
 @word_options(required=True)
 def discard_command(seq: int, yes: bool, word: AuditNote) -> Output:
     """Delete a message that cannot be sent.

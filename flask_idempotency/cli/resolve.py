@@ -12,7 +12,7 @@ import click
 from flask import current_app
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import Output, confirm, prints_json, word_options, yes_option
+from flask_idempotency.cli.context import Output, confirm, prints_json, word_options
 from flask_idempotency.cli.output import clean, facts_of, say
 from flask_idempotency.cli.record_options import (
     STDIN,
@@ -70,7 +70,6 @@ _force = click.option("--force", is_flag=True, help="Even if its worker may stil
 @cli.command("release")
 @naming_options
 @_force
-@yes_option
 @word_options(required=True)
 def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNote) -> Output:
     """Release a running or quarantined key: its next retry runs.
@@ -93,7 +92,6 @@ def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNot
 @cli.command("void")
 @naming_options
 @click.option("--method", metavar="M", help="The method of the request. Needed if the endpoint takes keys for several.")
-@yes_option
 @word_options(required=True)
 def void_command(named: RecordOptions, method: str | None, yes: bool, word: AuditNote) -> Output:
     """Void a key that no request has used: no request runs under it.
@@ -207,7 +205,6 @@ class GivenStep:
     "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the response; repeat it for more."
 )
 @_force
-@yes_option
 @word_options(required=True)
 def resolve_command(
     named: RecordOptions,

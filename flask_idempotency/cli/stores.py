@@ -16,7 +16,6 @@ from flask_idempotency.cli.context import (
     confirm,
     exit_on_error,
     word_options,
-    yes_option,
 )
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, clean, facts, say, table
 from flask_idempotency.engine.capabilities import DataLossDetector
@@ -251,7 +250,6 @@ def status_() -> Output:
 
 @redis.command("ack")
 @click.option("--force", is_flag=True, help="Even if surviving workers have time left to restore their claims.")
-@yes_option
 @word_options(required=True)
 def ack(force: bool, yes: bool, word: AuditNote) -> Output:
     """Let new keys run after a data loss.

@@ -17,7 +17,6 @@ from flask_idempotency.cli.context import (
     prints_json,
     tenant_options,
     word_options,
-    yes_option,
 )
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, short_name, table
 from flask_idempotency.cli.progress import Counts, show_progress
@@ -33,7 +32,6 @@ from flask_idempotency.web.purge import SHREDDED, WIPED, Purge, cache_unknown, c
 @cli.command("purge")
 @tenant_options
 @click.option("--shred", is_flag=True, help="Only destroy the data keys, without a scan of every response.")
-@yes_option
 @word_options(required=True)
 def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: AuditNote) -> Output:
     """Erase the responses of one tenant, for good.
@@ -165,9 +163,7 @@ def set_(
         raise click.UsageError("Name a limit, or --clear.")
     operator.check_layout()
     now_set = _limits(quota_set(operator.ledger_of(), operator.tids_by_secret(tenant), named, clear=clear))
-    operator.publish(
-        QuotaSet("", "", tenant=operator.pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set)
-    )
+    operator.publish(QuotaSet("", "", **asdict(word), tenant=operator.pseudonym(tenant), limits=now_set))
     lines = [f"{name}: {_shown(value)}" for name, value in now_set.items() if value is not None]
     if lines and operator.settings().tenant_shards > 1:
         lines.append(_DIVIDED.format(parts=operator.settings().tenant_shards))
