@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.codec.key_sources import generate, load_ring
@@ -301,6 +301,7 @@ def test_a_mapping_holds_text() -> None:
             load_ring({"new": value})
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_any_text_is_a_ring_or_refused(source: str) -> None:
     with pytest.raises(ConfigurationError):

@@ -9,6 +9,9 @@ import pytest
 from tests.model.protocol import Protocol
 from tests.model.test_protocol import explored
 
+# A model of its own: no change of the package can break it.
+pytestmark = pytest.mark.slow
+
 PLAIN = Protocol("plain", faithful=True)
 MARKED = Protocol("marked", faithful=True)
 DEDUPLICATED = Protocol("deduplicated", faithful=True)
@@ -104,7 +107,7 @@ NEEDED_TOGETHER: dict[tuple[str, str], Protocol] = {
 @pytest.mark.parametrize(
     "row",
     [
-        *(pytest.param(each, id=name, marks=pytest.mark.slow) for name, each in ROWS.items()),
+        *(pytest.param(each, id=name) for name, each in ROWS.items()),
         *(pytest.param(each, id=f"{name}, longer", marks=LONG) for name, each in LARGE.items()),
     ],
 )
@@ -115,7 +118,6 @@ def test_nothing_runs_twice_when_a_store_forgets(row: Protocol) -> None:
     assert ("", ()) == (found.violation, found.trace)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
     assert explored(replace(NEEDED[rule], broken=frozenset({rule}))).violation

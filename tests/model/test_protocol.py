@@ -11,6 +11,9 @@ from tests.model.protocol import Protocol
 from tests.model.rules import Effects
 from tests.model.world import World
 
+# A model of its own: no change of the package can break it.
+pytestmark = pytest.mark.slow
+
 PLAIN, MARKED = Protocol("plain"), Protocol("marked")
 DEDUPLICATED, TRANSACTIONAL = Protocol("deduplicated"), Protocol("transactional")
 

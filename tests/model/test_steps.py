@@ -10,6 +10,9 @@ import pytest
 from tests.model.explore import Explored, explore
 from tests.model.steps import Step, Steps, World
 
+# A model of its own: no change of the package can break it.
+pytestmark = pytest.mark.slow
+
 CHARGE, SHIP, PAY = Step("charge", "plain", 0), Step("ship", "plain", 1), Step("pay", "plain", 0)
 ROW = Step("row", "transactional", 2)
 MAIL = Step("mail", "deduplicated", 3)
@@ -194,7 +197,7 @@ def explored(steps: Steps) -> Explored[World]:
 LONG = (pytest.mark.soak, pytest.mark.timeout(1800))
 ROWS = (
     *sorted(HOLDS),
-    *(pytest.param(row, marks=pytest.mark.slow) for row in WIDE),
+    *WIDE,
     *(pytest.param(row, marks=LONG) for row in sorted(LARGE)),
 )
 
