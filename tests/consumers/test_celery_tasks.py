@@ -1019,19 +1019,22 @@ def test_a_worker_does_not_start_with_a_task_that_cannot_hold_its_policy(
 
 
 @pytest.mark.parametrize(
-    ("pool", "fault"),
+    ("pool", "fault", "store"),
     (
-        ({"pool_cls": "prefork", "concurrency": 2}, True),
-        ({"pool_cls": "processes", "concurrency": 2}, True),
-        ({"pool_cls": PreforkPool, "concurrency": 8}, True),
-        ({"pool_cls": "prefork", "concurrency": 1, "autoscale": "4,1"}, True),
-        ({"pool_cls": "prefork", "concurrency": "auto"}, True),
-        ({"pool_cls": "prefork", "concurrency": 1}, False),
-        ({"pool_cls": "solo", "concurrency": 8}, False),
-        ({"pool_cls": "threads", "concurrency": 8}, False),
+        ({"pool_cls": "prefork", "concurrency": 2}, True, "memory"),
+        ({"pool_cls": "prefork", "concurrency": 2}, True, "wrapped"),
+        ({"pool_cls": "prefork", "concurrency": 2}, True, "factory"),
+        ({"pool_cls": "prefork", "concurrency": 2}, True, "fakeredis"),
+        ({"pool_cls": "prefork", "concurrency": 2}, True, "file"),
+        ({"pool_cls": "processes", "concurrency": 2}, True, "memory"),
+        ({"pool_cls": PreforkPool, "concurrency": 8}, True, "memory"),
+        ({"pool_cls": "prefork", "concurrency": 1, "autoscale": "4,1"}, True, "memory"),
+        ({"pool_cls": "prefork", "concurrency": "auto"}, True, "memory"),
+        ({"pool_cls": "prefork", "concurrency": 1}, False, "memory"),
+        ({"pool_cls": "solo", "concurrency": 8}, False, "memory"),
+        ({"pool_cls": "threads", "concurrency": 8}, False, "memory"),
     ),
 )
-@pytest.mark.parametrize("store", ("memory", "wrapped", "factory", "fakeredis", "file"))
 def test_a_pool_of_processes_needs_a_store_that_all_of_them_see(
     pool: dict[str, Any], fault: bool, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

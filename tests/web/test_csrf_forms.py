@@ -81,10 +81,17 @@ def as_upload(client: FlaskClient, fields: Fields) -> TestResponse:
 
 
 @pytest.mark.usefixtures("ticking")
-@pytest.mark.parametrize("protect", [True, False], ids=["CSRFProtect", "form only"])
-@pytest.mark.parametrize("prefix", ["", "checkout"])
-@pytest.mark.parametrize("submit", [as_form, as_upload])
-@pytest.mark.parametrize("config", [{}, {"WTF_CSRF_FIELD_NAME": "my_csrf"}], ids=["csrf_token", "my_csrf"])
+@pytest.mark.parametrize(
+    ("submit", "prefix", "config", "protect"),
+    [
+        (as_form, "", {}, True),
+        (as_form, "checkout", {"WTF_CSRF_FIELD_NAME": "my_csrf"}, False),
+        (as_upload, "checkout", {}, True),
+        (as_upload, "", {"WTF_CSRF_FIELD_NAME": "my_csrf"}, True),
+        (as_form, "checkout", {}, False),
+        (as_upload, "", {}, False),
+    ],
+)
 def test_second_click_on_a_form_that_was_rendered_again_is_a_replay(
     submit: Callable[[FlaskClient, Fields], TestResponse], prefix: str, config: Fields, protect: bool
 ) -> None:

@@ -167,8 +167,13 @@ def by_a_step(shop: Shop, view: Callable[[], Any]) -> Any:
     return idempotent(required=True, steps=("charge",))(stepped)
 
 
-@pytest.mark.parametrize("save", (True, False), ids=("saved", "rolled-back"))
-@pytest.mark.parametrize("ours", (by_a_claim, by_a_mark, by_a_step), ids=lambda ours: ours.__name__)
+def named(value: object) -> str | None:
+    return {True: "saved", False: "rolled-back"}[value] if isinstance(value, bool) else getattr(value, "__name__", None)
+
+
+@pytest.mark.parametrize(
+    ("ours", "save"), ((by_a_claim, True), (by_a_mark, False), (by_a_step, True), (by_a_step, False)), ids=named
+)
 def test_what_has_only_read_may_write_after_a_write_of_ours(
     begun: Shop, ours: Callable[[Shop, Callable[[], Any]], Any], save: bool
 ) -> None:
@@ -187,8 +192,16 @@ def test_what_has_only_read_may_write_after_a_write_of_ours(
     assert int(save) == begun.payments()
 
 
-@pytest.mark.parametrize("write", (sent_as_text, flushed, by_the_driver, of_no_row), ids=lambda write: write.__name__)
-@pytest.mark.parametrize("effects", ("plain", "transactional"))
+@pytest.mark.parametrize(
+    ("effects", "write"),
+    (
+        ("plain", sent_as_text),
+        ("transactional", flushed),
+        ("transactional", by_the_driver),
+        ("plain", of_no_row),
+    ),
+    ids=named,
+)
 def test_a_view_that_has_written_takes_no_step(begun: Shop, write: Callable[[Shop], None], effects: Effects) -> None:
     begun.app.config["PROPAGATE_EXCEPTIONS"] = True
 
