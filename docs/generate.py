@@ -258,9 +258,7 @@ OPERATORS: Mapping[str, str] = {
     "not-committed": "[Transactional views](../guides/transactional.md) commit rows and response together.",
     "commit-unknown": "[Transactional views](../guides/transactional.md) run without a key too; set `required=True`.",
     "transaction-conflict": "[Transactional views](../guides/transactional.md) release the key after a conflict.",
-    "request-paused": "The store was away before a step, the database refused to commit one, or `returns=` of a finished one "
-    "could not rebuild its result, which the log names: "
-    "[handle a store outage](../operate/incidents.md).",
+    "request-paused": "[Handle a store outage](../operate/incidents.md). The log names a step whose result was not rebuilt.",
     "response-not-kept": "[`max_body`](../reference/configuration.md#stored-response) sets the limit for a stored response.",
     "response-erased": "[Erase a tenant's responses](../guides/encryption.md).",
     "key-expired": "[`remember`](../guides/endpoints.md#refuse-a-key-whose-response-has-expired) says how long a key is known.",
@@ -470,9 +468,8 @@ def walks() -> str:
     """Every function that one keyed POST crosses, where Redis is the store."""
     return (
         f"# The walk of a request\n\n{NOTICE}\n"
-        "These are the functions of this package that one keyed POST enters, in call order, in a warm process. "
-        "[Architecture](architecture.md) explains the steps. `python3 run.py walk` prints the same for the other stores.\n\n"
-        + _walks()
+        "The functions of this package that one keyed POST enters, in call order, in a warm process "
+        "([the steps](architecture.md)). `python3 run.py walk` prints the same for the other stores.\n\n" + _walks()
     )
 
 

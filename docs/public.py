@@ -75,8 +75,7 @@ def page(notice: str) -> str:
         "[reference](index.md).",
         "Everything else is internal and may change in any release. From 1.0 on, a public name is removed only in a new "
         "major version, after a `DeprecationWarning` in a minor one. The [API](api/index.md) describes each name; in a "
-        "checkout, its docstring does. The names of `engine` are for authors of stores and key providers, and for "
-        "receivers of [events](events.md#the-log).",
+        "checkout, its docstring does.",
         "",
     ]
     for each in MODULES:
