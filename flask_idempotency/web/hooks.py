@@ -448,8 +448,7 @@ class LastHooks:
         """Make the guard's functions the last of this scope."""
         newest = self._newest.get(scope)
         if newest is not None:
-            before, after, teardown = self._before[scope], self._after[scope], self._teardown[scope]
-            if before[-1:] == newest[:1] and after[-1:] == newest[1:2] and teardown[-1:] == newest[2:]:
+            if newest == [*self._before[scope][-1:], *self._after[scope][-1:], *self._teardown[scope][-1:]]:
                 return
         with self._lock:
             hooks = list(self._newest.get(scope, ()))
