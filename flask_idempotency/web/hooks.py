@@ -447,9 +447,8 @@ class LastHooks:
     def keep(self, scope: str | None) -> None:
         """Make the guard's functions the last of this scope."""
         newest = self._newest.get(scope)
-        if newest is not None:
-            if newest == [*self._before[scope][-1:], *self._after[scope][-1:], *self._teardown[scope][-1:]]:
-                return
+        if newest and newest == [*self._before[scope][-1:], *self._after[scope][-1:], *self._teardown[scope][-1:]]:
+            return
         with self._lock:
             hooks = list(self._newest.get(scope, ()))
             for number, lists in enumerate((self._before, self._after, self._teardown)):

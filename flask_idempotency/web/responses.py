@@ -278,7 +278,7 @@ def capture(
     if not 200 <= status <= 599:
         # RFC 9110, section 15: clients treat it as a 500. An interim status would keep a retry waiting for more.
         status, reason, storable = 500, "", False
-    pairs = _kept(headers, fields)
+    pairs = kept_headers(headers, policy)
     text = "".join(map(_value, pairs))
     # Nearly all values pass the first two checks, which are quick.
     if not (text.isascii() and text.isprintable()):
@@ -404,10 +404,7 @@ def looks(response: Response) -> Looks:
 
 def kept_headers(headers: Sequence[tuple[str, str]], policy: Policy) -> Pairs:
     """Return the fields that belong to the response, in order, duplicates included."""
-    return _kept(headers, _fields_of(tuple(map(_name, headers)), policy.keep_headers))
-
-
-def _kept(headers: Sequence[tuple[str, str]], fields: _Fields) -> Pairs:
+    fields = _fields_of(tuple(map(_name, headers)), policy.keep_headers)
     kept = list(map(headers.__getitem__, fields.kept))
     for at in fields.locations:
         name, value = kept[at]
