@@ -36,6 +36,10 @@ _TOO_MUCH = (
 )
 
 
+PLAIN: Final = (bool, str, int)
+"""The types whose values an option takes as they are."""
+
+
 class Refused(ValueError):
     """A value that an option does not take. Each argument is a sentence that says why."""
 
@@ -65,9 +69,6 @@ class Option:
         return loaded
 
 
-PLAIN: Final = (bool, str, int)
-
-
 def seconds(value: Any) -> float:
     """Read a duration: a number of seconds, or a `timedelta`."""
     if isinstance(value, timedelta):
@@ -77,12 +78,17 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
+def _texts(value: Any, fault: str, fits: Callable[[str], object] = lambda text: True) -> tuple[str, ...]:
+    """Read one text or several, all of which fit."""
+    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(text, str) and fits(text) for text in texts):
+        raise Refused(fault)
+    return texts
+
+
 def header_names(value: Any) -> tuple[str, ...]:
     """Read one header name or several. Clients should use the first; the others are aliases."""
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-    if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
-        raise Refused("must be a header name such as Idempotency-Key, or a list of them.")
-    return names
+    return _texts(value, "must be a header name such as Idempotency-Key, or a list of them.", _TOKEN.fullmatch)
 
 
 def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
@@ -101,9 +107,7 @@ def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
 
 def kept_headers(value: Any) -> frozenset[str]:
     """Read names of response headers to keep, or their beginnings, in lower case. Refuse what belongs to one caller."""
-    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    if not all(isinstance(name, str) for name in names):
-        raise Refused("must be a header name, or a list of them.")
+    names = _texts(value, "must be a header name, or a list of them.")
     if faults := faults_of_kept(names):
         raise Refused(*faults)
     return frozenset(name.lower() for name in names)
@@ -134,9 +138,7 @@ def methods(value: Any) -> frozenset[str]:
 
 def pointers(value: Any) -> tuple[str, ...]:
     """Read JSON Pointers (RFC 6901)."""
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-    if not all(isinstance(pointer, str) for pointer in found):
-        raise Refused('must be a JSON Pointer such as "/sent_at", or a list of them.')
+    found = _texts(value, 'must be a JSON Pointer such as "/sent_at", or a list of them.')
     for pointer in found:
         try:
             check_pointer(pointer)
@@ -190,10 +192,7 @@ def _named(value: Any) -> str:
 
 def step_names(value: Any) -> frozenset[str]:
     """Read names of steps."""
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-    if not all(isinstance(name, str) for name in names):
-        raise Refused("must be the name of a step, or a list of them.")
-    return frozenset(names)
+    return frozenset(_texts(value, "must be the name of a step, or a list of them."))
 
 
 def imply_steps(loaded: dict[str, Any]) -> None:
@@ -263,7 +262,7 @@ def former_identity(value: Any) -> FormerIdentity:
 
 
 def anything(value: Any) -> Any:
-    """Leave this value to whoever reads it."""
+    """Read any value as it is."""
     return value
 
 
@@ -295,8 +294,7 @@ def whole_number(*, least: int = 0, most: int | None = None, allow_none: bool = 
 def limit(doc: str) -> Option:
     """How much one tenant may have. None is no limit."""
     too_much = (lambda value: value <= MAX_LIMIT, _TOO_MUCH)
-    option = Option(int, (lambda value: value >= 0, "must not be negative."), too_much, allow_none=True)
-    return documented(option, doc, "no limit")
+    return documented(Option(int, NOT_NEGATIVE, too_much, allow_none=True), doc, "no limit")
 
 
 POSITIVE: Final[Rule] = (lambda value: value > 0, "must be more than 0.")
