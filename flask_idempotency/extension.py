@@ -40,7 +40,6 @@ from flask_idempotency.settings import Settings, load_override, load_settings, s
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.application_database import ApplicationDatabase, declare_tables
 from flask_idempotency.web.callbacks import ActFor, Callbacks, SharedCallbacks, check_counted
-from flask_idempotency.web.current_claim import idempotency_field, idempotency_script
 from flask_idempotency.web.guard import Guard, Observing
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
@@ -172,8 +171,8 @@ class Idempotency:
         )
         for warning in () if completing() else settings.warnings:
             _log.warning(warning)
-        app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
-        app.jinja_env.globals.setdefault("idempotency_script", idempotency_script)
+        for name in ("idempotency_field", "idempotency_script"):
+            app.jinja_env.globals.setdefault(name, partial(_in_template, name))
         app.cli.add_command(cli)
         state = app.extensions[EXTENSION] = self._guard(app, settings)
         self._apps.add(app)
@@ -472,6 +471,12 @@ class Idempotency:
         """
         self._callbacks.put("problem_renderer", renderer)
         return renderer
+
+
+def _in_template(name: str, *args: Any, **kwargs: Any) -> Any:
+    from flask_idempotency.web import current_claim  # for the applications whose pages have forms
+
+    return getattr(current_claim, name)(*args, **kwargs)
 
 
 def _serve_pages(app: Flask) -> None:

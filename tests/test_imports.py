@@ -151,6 +151,7 @@ RARE = (
     "stores.redis.multi_host",
     "stores.redis.urls",
     "web.browser",
+    "web.current_claim",
     "web.key_status",
     "web.observing",
     "web.problem_pages",
