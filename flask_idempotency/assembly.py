@@ -19,7 +19,7 @@ from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.offered import KnowsCache, capabilities_of
+from flask_idempotency.engine.offered import CAPABILITIES, Capabilities, KnowsCache, capabilities_of
 from flask_idempotency.engine.tasks import OwnTaskLog
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
@@ -28,19 +28,11 @@ from flask_idempotency.settings.security import NO_DATA_KEYS
 
 _log = logging.getLogger("flask_idempotency")
 if TYPE_CHECKING:
-    from flask_idempotency.engine.activity import ActivityLog
-    from flask_idempotency.engine.audit import AuditTrail
     from flask_idempotency.engine.capabilities import (
         DataKeys,
-        DataLossDetector,
-        Expiry,
-        Health,
-        Ledger,
         Recovery,
-        Responses,
     )
-    from flask_idempotency.engine.journal import Journals, StepTransactions
-    from flask_idempotency.engine.observations import Observations
+    from flask_idempotency.engine.journal import StepTransactions
     from flask_idempotency.engine.outbox import OutboxNames
     from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
     from flask_idempotency.engine.tasks import TaskLog
@@ -70,35 +62,16 @@ class ApplicationDatabase(Protocol):
     def testing(self) -> bool: ...
 
 
-@valueclass(frozen=True, slots=True)
-class Services:
-    """An engine with its codec, and the optional capabilities of its store."""
+@valueclass(frozen=True, slots=True, kw_only=True)
+class Services(Capabilities):
+    """An engine with its codec, and what its store offers. `task_log` has the tasks of all applications that share it."""
 
     engine: Engine
     codec: Codec
-    schema: Schema | None = None
-    ledger: Ledger | None = None
-    data_keys: DataKeys | None = None
-    responses: Responses | None = None
-    recovery: Recovery | None = None
-    journals: Journals | None = None
-    expiry: Expiry | None = None
-    tasks: TaskLog | None = None
-    shared_task_log: TaskLog | None = None
-    """The log behind `tasks`, with the tasks of all applications that share the store."""
-    health: Health | None = None
-    data_loss: DataLossDetector | None = None
-    cache_marker: KnowsCache | None = None
+    tasks: TaskLog | None
+    """The tasks of this application alone."""
+    cache_marker: KnowsCache | None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
-    activity: ActivityLog | None = None
-    observations: Observations | None = None
-    audit: AuditTrail | None = None
-    remembers: bool = False
-    """Whether the store can refuse a key after its response has expired."""
-    process_local: bool = False
-    """Whether other processes do not see the records."""
-    voids: bool = False
-    """Whether the store can void keys."""
 
 
 def build(
@@ -155,27 +128,15 @@ def build(
         void=offered.void,
         recovery=_recovery(store, system),
     )
+    found = {name: getattr(offered, name) for name in CAPABILITIES}
+    # The tables are those of the database, also behind a cache.
+    found |= {"schema": capabilities_of(system).schema, "recovery": deps.recovery}
     return Services(
-        Engine(deps),
-        codec,
-        schema=capabilities_of(system).schema,
-        ledger=offered.ledger,
-        data_keys=offered.data_keys,
-        responses=offered.responses,
-        recovery=deps.recovery,
-        journals=offered.journals,
-        expiry=offered.expiry,
+        **found,
+        engine=Engine(deps),
+        codec=codec,
         tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
-        shared_task_log=offered.task_log,
-        health=offered.health,
-        data_loss=offered.data_loss,
         cache_marker=system if isinstance(system, KnowsCache) else None,
-        activity=offered.activity,
-        observations=offered.observations,
-        audit=offered.audit,
-        remembers=bool(offered.remembers),
-        process_local=bool(offered.process_local),
-        voids=offered.void is not None,
     )
 
 

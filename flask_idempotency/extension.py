@@ -220,7 +220,7 @@ class Idempotency:
             "joint": joint,
             "journals": journals,
             "observations": observations,
-            "voids": built.voids or not settings.enabled,
+            "voids": built.void is not None or not settings.enabled,
             "remembers": built.remembers or not settings.enabled,
         }
         self._check_policies(settings, offered)

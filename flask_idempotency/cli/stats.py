@@ -96,7 +96,7 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
         identity=_identity(parts),
         journals=parts.journals,
     )
-    log = parts.shared_task_log
+    log = parts.task_log
     health = None if log is None else kept_health(log, owner_mark(settings().namespace))
     lines = _stats_lines(shown, health, quick=quick)
     return Output({**asdict(shown), "health": None if health is None else asdict(health)}, lines)
@@ -132,10 +132,10 @@ def _stats_lines(shown: Stats, health: KeptHealth | None, *, quick: bool) -> Ite
 
 
 def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
-    if parts.shared_task_log is None:
+    if parts.task_log is None:
         return None
     app = current_app._get_current_object()  # type: ignore[attr-defined]
-    return look(parts.shared_task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
+    return look(parts.task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
 def _count(name: str, count: int | None, otherwise: str = "not known") -> str:

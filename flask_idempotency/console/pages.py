@@ -106,7 +106,7 @@ def overview(visit: Visit) -> str:
         paused = paused_among(parts.recovery, parts.journals, most=MOST_PAUSED) if counts.lapsed else 0
         if counts.quarantined:
             urgent = _seen(visit, oldest_quarantined(parts.recovery, limit=MOST_URGENT))
-    kept = None if parts.shared_task_log is None else kept_health(parts.shared_task_log, owner)
+    kept = None if parts.task_log is None else kept_health(parts.task_log, owner)
     log = parts.activity
     shown = None if log is None else summary(log, owner, seconds=SPANS[span])
     return visit.render(
@@ -456,7 +456,7 @@ def health(visit: Visit) -> str:
     visit.admit_to_all()
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     report = run_checks(app)
-    if (log := operator.built().shared_task_log) is not None:
+    if (log := operator.built().task_log) is not None:
         # Without a store, or its tables, the page says so itself.
         with suppress(IdempotencyError):
             keep_health(log, owner_mark(operator.settings().namespace), report)

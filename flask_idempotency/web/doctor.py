@@ -223,9 +223,9 @@ def identity(
     app: Flask, services: Services, settings: Settings, callbacks: Callbacks, policies: Policies
 ) -> list[Finding]:
     """Report a change of the names that keys are claimed under. Record nothing: this process may not serve requests."""
-    if services.shared_task_log is None:
+    if services.task_log is None:
         return [cannot("identity", "task_log")]
-    history = look(services.shared_task_log, shape_in(app, settings, callbacks, policies), note=False)
+    history = look(services.task_log, shape_in(app, settings, callbacks, policies), note=False)
     findings = [
         Finding("identity", Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy)
         for each in history.changes

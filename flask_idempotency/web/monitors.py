@@ -52,9 +52,9 @@ def shape_watch_of(
     app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
 ) -> IdentityMonitor | None:
     """Return a monitor, or None if the store keeps no task log, or only this process has it."""
-    if built.shared_task_log is None or is_process_local(settings):
+    if built.task_log is None or is_process_local(settings):
         return None
-    return IdentityMonitor(built.shared_task_log, partial(shape_in, app, settings, loaders, policies))
+    return IdentityMonitor(built.task_log, partial(shape_in, app, settings, loaders, policies))
 
 
 def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Policies) -> IdentityShape:

@@ -172,7 +172,7 @@ class Purge:
         finished = True
         if parts.expiry is not None:
             # Responses that have expired, and whose keys are remembered: the scan above passes them over.
-            log = parts.shared_task_log
+            log = parts.task_log
             horizon = time.time() if log is None else min(log.now(), time.time())
             finished = expire(parts.expiry, horizon=horizon, drain=drain).finished
         return PurgeReport(self.data_keys, self.wiped, condemned, running, finished=finished)

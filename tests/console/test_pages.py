@@ -291,7 +291,7 @@ def test_a_fault_of_health_is_on_the_overview_afterwards(monkeypatch: pytest.Mon
 def test_a_look_at_health_that_another_release_wrote_hides_no_page(written: str) -> None:
     made = rig()
     owner = owner_mark(made.app.extensions["idempotency"].settings.namespace)
-    made.app.extensions["idempotency"].built.shared_task_log.report(HEALTH + owner.hex(), written)
+    made.app.extensions["idempotency"].built.task_log.report(HEALTH + owner.hex(), written)
 
     assert "data-look" in made.browser().get("/").text
 
