@@ -6,13 +6,14 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers, TaskRun
-from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.maintenance.janitor import (
     LOCK_SECONDS,
@@ -347,15 +348,11 @@ def test_an_untouched_ledger_has_no_drift(office: Office) -> None:
     assert ReconcileReport(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Batcher())
 
 
-def test_records_deleted_by_hand_are_drift_once(office: Office) -> None:
-    """It is told, and put right: the next run finds nothing, and the tenant has its place back."""
-    deleted, kept = office.answer(quota=Quota()), office.answer(quota=Quota())
-    size = office.store.ledger.usage(deleted.tid).bytes
-    claimed, *_ = office.claim(quota=Quota())
-    for key in (deleted, claimed):
-        del office.store._shared.records[key]
+def test_a_reconciliation_adds_up_what_each_ledger_was_wrong_by() -> None:
+    """Too much in one and too little in another do not cancel out."""
+    drifts = {b"a": Drift(records=2, bytes=-27, busy=1), b"b": Drift(), b"c": Drift(records=-1, unsettled=-1)}
+    ledger: Any = SimpleNamespace(tenants=lambda: tuple(drifts), reconcile=drifts.__getitem__)
 
-    report = reconcile(office.store.ledger, drain=Batcher())
-    assert (2, 1, size, 1) == (report.drifted, report.records, report.bytes, report.unsettled)
-    assert ReconcileReport(tenants=3) == reconcile(office.store.ledger, drain=Batcher())
-    assert (0, 1) == (office.store.ledger.usage(deleted.tid).records, office.store.ledger.usage(kept.tid).records)
+    assert ReconcileReport(tenants=3, drifted=2, records=3, bytes=27, unsettled=1, busy=1) == reconcile(
+        ledger, drain=Batcher()
+    )
