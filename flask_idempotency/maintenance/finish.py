@@ -12,7 +12,7 @@ from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport
 
 PAUSES_SECONDS: Final = (0.0, 30.0, 120.0, 600.0, 3600.0)
 """The pause before each try: before the first since the lease ended, before each other since the last try began."""
@@ -29,7 +29,7 @@ Tried: TypeAlias = Literal["completed", "failed", "gave_up", "quarantined", "ove
 
 
 @dataclass(frozen=True, slots=True)
-class FinishReport:
+class FinishReport(RunReport):
     """The result of one run of `finish`."""
 
     completed: int = 0
@@ -46,8 +46,6 @@ class FinishReport:
     """Requests whose next try is not due yet, or that have none left, or whose encryption keys cannot be had now."""
     unreadable: int = 0
     """Requests that cannot be read, that stopped before the newest secret was added, or whose secret is not listed any more."""
-    shrunk: int = 0
-    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,16 +121,22 @@ Step: TypeAlias = Callable[[int], BatchResult]
 """Handle up to this many, quickly. A step that failed may run again: what it did stays done."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """How a run through the steps of a task ended."""
+
+    shrunk: int = 0
+    """How often the store did not answer in time, and the batch was halved."""
+    finished: bool = True
+    """False: the budget ended first. The next run continues, or finds fewer."""
+
+
 @dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(RunReport):
     """The result of a run through the steps of a task."""
 
     touched: int = 0
     batches: int = 0
-    shrunk: int = 0
-    """How often the store did not answer in time, and the batch was halved."""
-    finished: bool = True
-    """False: the budget ended first. The next run continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +178,14 @@ class Batcher:
             touched, batches = touched + result.touched, batches + 1
             self.on_progress(touched)
             if not result.more:
-                return BatchReport(touched, batches, shrunk)
+                return BatchReport(touched, batches, shrunk=shrunk)
             if self.rate is not None:
                 # Never past the budget: a run that sleeps past the end of its lock wakes up beside the next run.
                 pause = min(touched / self.rate, self.budget) - (self.monotonic() - began)
                 if pause > 0:
                     self.sleep(pause)
             if self.monotonic() - began >= self.budget:
-                return BatchReport(touched, batches, shrunk, finished=False)
+                return BatchReport(touched, batches, shrunk=shrunk, finished=False)
 
     def rest(self, first: BatchReport, *, began: float) -> Batcher:
         """Return the pace of the next pass of a run that began then: with what is left of the budget, and the same count."""
@@ -195,14 +201,12 @@ Work: TypeAlias = Callable[[float, Batcher], Report]
 
 
 @dataclass(frozen=True, slots=True)
-class ExpireReport:
+class ExpireReport(RunReport):
     """The result of one run of `expire`."""
 
     removed: int = 0
     journals: int = 0
     """Journals of steps whose record is gone, is completed, or is in another life."""
-    shrunk: int = 0
-    finished: bool = True
 
 
 def sweep_journals(journals: Journals, *, drain: Batcher) -> BatchReport:
@@ -239,7 +243,8 @@ def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals
     if journals is None or not report.finished:
         return ExpireReport(report.touched, shrunk=report.shrunk, finished=report.finished)
     swept = sweep_journals(journals, drain=drain.rest(report, began=began))
-    return ExpireReport(report.touched, swept.touched, report.shrunk + swept.shrunk, swept.finished)
+    shrunk = report.shrunk + swept.shrunk
+    return ExpireReport(report.touched, swept.touched, shrunk=shrunk, finished=swept.finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +273,7 @@ TENANTS_AT_ONCE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class ReconcileReport:
+class ReconcileReport(RunReport):
     """The result of a recount. All but `tenants` and `busy` is 0 unless an operator changed records by hand."""
 
     tenants: int = 0
@@ -280,8 +285,6 @@ class ReconcileReport:
     """The sum of the errors, each without its sign: per tenant, what was counted too much less what was counted too little."""
     busy: int = 0
     """Buckets that changed during their count. The next run counts them."""
-    shrunk: int = 0
-    finished: bool = True
 
 
 def reconcile(ledger: Ledger, *, drain: Batcher, tids: Iterable[bytes] | None = None) -> ReconcileReport:

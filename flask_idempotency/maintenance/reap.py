@@ -38,7 +38,7 @@ from flask_idempotency.engine.recovery import (
     StillUnknown,
     UnknownOutcome,
 )
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 LAST_PAUSE_SECONDS: Final = 3600.0
@@ -51,7 +51,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
-class ReapReport:
+class ReapReport(RunReport):
     """The result of one run of `reap`."""
 
     quarantined: int = 0
@@ -75,8 +75,6 @@ class ReapReport:
     """Seconds until the last of these is believed."""
     failed: int = 0
     """The resolver raised an exception, or returned an impossible value."""
-    shrunk: int = 0
-    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)

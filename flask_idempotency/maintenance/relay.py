@@ -28,7 +28,7 @@ from flask_idempotency.engine.errors import ConfigurationError, KeyProviderUnava
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event, MessageDead, MessagesRelayed
 from flask_idempotency.engine.outbox import Adapter, Message, OutboxQueue, StoredMessage, Topics, Undeliverable
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult, ExpireReport
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, ExpireReport, RunReport
 
 HOLD_SECONDS: Final = 30.0
 """How long a relay holds the messages that it sends."""
@@ -74,7 +74,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
-class RelayReport:
+class RelayReport(RunReport):
     """The result of a relay's run."""
 
     sent: int = 0
@@ -82,8 +82,6 @@ class RelayReport:
     """An attempt failed, and a later one follows."""
     dead: int = 0
     """Messages that can never be sent, and that an operator must retry or discard."""
-    shrunk: int = 0
-    finished: bool = True
 
     def __add__(self, other: RelayReport) -> RelayReport:
         sent, delayed, dead = self.sent + other.sent, self.delayed + other.delayed, self.dead + other.dead

@@ -31,21 +31,19 @@ from flask_idempotency.engine.journal import Journals, StepAnswer
 from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import ERASED, RequestInfo, SealContext, State, StoredPayload
 from flask_idempotency.engine.store import Codec
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult, Step
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport, Step
 
 # Wipe: leave no readable response of an erased tenant.
 
 
 @dataclass(frozen=True, slots=True)
-class WipeReport:
+class WipeReport(RunReport):
     """The result of one run of `wipe`. Run it again if you like: it passes over wiped responses."""
 
     wiped: int = 0
     """Only the fact that the work was done is left of these."""
     passed_over: int = 0
     """Changed or removed by another process during the run, or wiped before."""
-    shrunk: int = 0
-    finished: bool = True
 
 
 def wiped(payload: StoredPayload) -> StoredPayload:
@@ -163,7 +161,7 @@ class Ring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RotateReport:
+class RotateReport(RunReport):
     """The result of one run of `rotate`. Remove an old key of the ring when `keys status` finds no use of it."""
 
     resealed: int = 0
@@ -181,9 +179,6 @@ class RotateReport:
     """Data keys that seal no new response from now on."""
     retired: int = 0
     """Data keys that were deleted: no stored response used them."""
-    shrunk: int = 0
-    finished: bool = True
-    """False: the budget ended first. The next run starts from the beginning, and finds fewer."""
 
     @property
     def done(self) -> bool:
