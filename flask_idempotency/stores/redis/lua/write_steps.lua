@@ -56,7 +56,9 @@ end
 
 -- A wrong type must fail before the first write, and the first write must need no memory: see leave_indexes in lib/write.
 redis.call('ZCARD', KEYS[2])
-redis.call('ZCARD', KEYS[3])
+if is_late then
+  redis.call('ZCARD', KEYS[3])
+end
 if record.counted then
   redis.call('ZCARD', KEYS[5])
 end

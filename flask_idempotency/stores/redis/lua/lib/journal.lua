@@ -9,9 +9,9 @@ local MEMORY_LOST = '\11memory-lost'
 
 -- Return the sum of these bytes in two bytes. It differs if one bit of them has flipped.
 local function sum_of(bytes)
-  local sum = 0
-  for _, byte in ipairs({ string.byte(bytes, 1, -1) }) do
-    sum = sum + byte
+  local sum, all = 0, { string.byte(bytes, 1, -1) }
+  for at = 1, #all do
+    sum = sum + all[at]
   end
   return big_endian(sum, 2)
 end
@@ -19,10 +19,10 @@ end
 -- Return the journal of this life of the record, or nil and a word: 'CORRUPT', or 'OTHER' for one that another life of the
 -- key has left. Return nil alone if there is none. Read-only.
 local function journal_of(key, record)
-  if redis.call('EXISTS', key) == 0 then
+  local meta = redis.pcall('HGET', key, '')
+  if not meta and redis.call('EXISTS', key) == 0 then
     return nil
   end
-  local meta = redis.pcall('HGET', key, '')
   if type(meta) ~= 'string' or #meta ~= META or sum_of(string.sub(meta, 1, META - 2)) ~= string.sub(meta, -2) then
     return nil, 'CORRUPT'
   end

@@ -10,9 +10,9 @@ local LARGEST, LATEST = 68681728, 253402300799000
 
 -- Return the big-endian number in these bytes.
 local function read_number(bytes, first, last)
-  local n = 0
-  for _, byte in ipairs({ string.byte(bytes, first, last) }) do
-    n = n * 256 + byte
+  local n, all = 0, { string.byte(bytes, first, last) }
+  for at = 1, #all do
+    n = n * 256 + all[at]
   end
   return n
 end
