@@ -38,7 +38,6 @@ from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
-from flask_idempotency.web.application_database import ApplicationDatabase, declare_tables
 from flask_idempotency.web.callbacks import ActFor, Callbacks, SharedCallbacks, check_counted
 from flask_idempotency.web.guard import Guard, Observing
 from flask_idempotency.web.hooks import Hooks
@@ -193,6 +192,8 @@ class Idempotency:
 
             serve_module(app, settings.browser_module)
         if settings.of_application:
+            from flask_idempotency.web.application_database import declare_tables  # for Flask-SQLAlchemy
+
             # Also if the guard is switched off: a migration may be generated there.
             declare_tables(app)
         _log.info("%s: %s", app.name, summary(settings, quota_loader=self._loaders.quota is not None))
@@ -210,7 +211,12 @@ class Idempotency:
         counting = [each.event for each in (meter, spans) if each is not None]
         observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
         timing = None if meter is None else meter.call
-        built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
+        database = None
+        if settings.may_be_joint:
+            from flask_idempotency.web.application_database import ApplicationDatabase  # for Flask-SQLAlchemy
+
+            database = ApplicationDatabase(app)
+        built = build(settings, observers=observers, database=database, timing=timing)
         joint = built.engine.transactions is not None
         journals = built.journals is not None
         activity = activity_of(settings, built, observers, testing=app.testing)
@@ -437,6 +443,7 @@ class Idempotency:
         """Give this application the services of the outbox, and declare its table."""
         from flask_idempotency.engine.outbox import SealsBodies
         from flask_idempotency.outbox.outbox import SERVICES, OutboxServices  # needs SQLAlchemy
+        from flask_idempotency.web.application_database import ApplicationDatabase, declare_tables
 
         state: AppState = app.extensions[EXTENSION]
         settings, database = state.settings, ApplicationDatabase(app)

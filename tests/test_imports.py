@@ -150,6 +150,7 @@ RARE = (
     "settings.transport",
     "stores.redis.multi_host",
     "stores.redis.urls",
+    "web.application_database",
     "web.browser",
     "web.current_claim",
     "web.key_status",
