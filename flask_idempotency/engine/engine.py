@@ -134,8 +134,10 @@ class Engine:
         if policy.effects == "steps":
             policy.check(joint=self.transactions is not None, journals=self._deps.journals is not None)
         elif policy.effects == "transactional":
-            policy.check(joint=self.transactions is not None)
-            if self.transactions is not None:
+            # Only this depends on the store. What else may be wrong with a policy was found when it was resolved.
+            if self.transactions is None:
+                policy.check(joint=False)
+            else:
                 self.transactions.prepare()
         requests = (request, *former)
         outcome, refused = self._claim_once(requests, policy, quota)
