@@ -13,10 +13,10 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.loading import load_values
+from flask_idempotency.settings.options import PolicyOptions
 from flask_idempotency.settings.reading import (
     MIN_LEASE_SECONDS,
     NOT_NEGATIVE,
-    NOT_TOO_SHORT,
     POSITIVE,
     UP_TO_90_DAYS,
     Option,
@@ -66,10 +66,7 @@ class ConsumerOptions:
         Option(step_names),
         "Names of steps that an earlier release had. A message that recorded one goes on without it.",
     )
-    steps_in_any_order: Option = documented(
-        Option(bool),
-        "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
-    )
+    steps_in_any_order: Option = PolicyOptions.steps_in_any_order
     resume_within: Option = documented(
         Option(seconds, POSITIVE, allow_none=True),
         "How long a paused message may wait for its redelivery. Then the janitor quarantines it.",
@@ -85,10 +82,7 @@ class ConsumerOptions:
     decide: Option = documented(
         Option(decision, allow_none=True), '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    lease: Option = documented(
-        Option(seconds, NOT_TOO_SHORT),
-        "How long a worker may be silent before it counts as vanished.",
-    )
+    lease: Option = PolicyOptions.lease
     max_runtime: Option = documented(
         Option(seconds, POSITIVE), "How long the worker renews the lease: at least your longest message."
     )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flask import current_app
 
@@ -62,6 +62,8 @@ PAUSED: Final = (
     "to send it again with the same key. Nothing was changed."
 )
 
+T = TypeVar("T")
+
 NO_MESSAGE: Final = "A relay is sending this message or has sent it, or there is no message of this number."
 MESSAGE_NOT_FAILED: Final = (
     "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask idempotency "
@@ -81,12 +83,17 @@ def state() -> Any:
     return found
 
 
+def needed(part: T | None, why_not: str) -> T:
+    """Return this part of the application. Raise `Refused` if it has none."""
+    if part is None:
+        raise Refused(why_not)
+    return part
+
+
 def built() -> Services:
     """Return the engine, the codec and the store parts of the application."""
     parts: Services | None = state().built
-    if parts is None:
-        raise Refused("IDEMPOTENCY_ENABLED is False, so this application has no store to look into.")
-    return parts
+    return needed(parts, "IDEMPOTENCY_ENABLED is False, so this application has no store to look into.")
 
 
 def settings() -> Settings:
@@ -96,9 +103,7 @@ def settings() -> Settings:
 
 def policies() -> Policies:
     chosen: Policies | None = state().policies
-    if chosen is None:
-        raise Refused("IDEMPOTENCY_ENABLED is False, so no policy applies to any endpoint of this application.")
-    return chosen
+    return needed(chosen, "IDEMPOTENCY_ENABLED is False, so no policy applies to any endpoint of this application.")
 
 
 def policy_for(about: RequestInfo) -> Policy:
@@ -108,34 +113,24 @@ def policy_for(about: RequestInfo) -> Policy:
 
 def recovery() -> Recovery:
     """Return the part of the store that finds records by state."""
-    found = built().recovery
-    if found is None:
-        raise Refused("The store of this application cannot be searched: it has no `recovery`.")
-    return found
+    return needed(built().recovery, "The store of this application cannot be searched: it has no `recovery`.")
 
 
 def settler() -> Settler:
     found = settler_of(built(), settings(), state().observers)
-    if found is None:
-        raise Refused("The store of this application lets only the worker end its claim: it has no `recovery`.")
-    return found
+    return needed(found, "The store of this application lets only the worker end its claim: it has no `recovery`.")
 
 
 def ledger_of() -> Ledger:
     """Return the part of the store that counts what each tenant has."""
-    ledger = built().ledger
-    if ledger is None:
-        raise Refused("The store of this application does not count: it has no `ledger`.")
-    return ledger
+    return needed(built().ledger, "The store of this application does not count: it has no `ledger`.")
 
 
 def outbox_of() -> OutboxServices:
     """Return what the outbox of this application works with."""
     state()
     services: OutboxServices | None = current_app.extensions.get("idempotency_outbox")
-    if services is None:
-        raise Refused("This application has no outbox: call `idempotency.outbox()` when you set it up.")
-    return services
+    return needed(services, "This application has no outbox: call `idempotency.outbox()` when you set it up.")
 
 
 def counting() -> bool:
