@@ -14,7 +14,7 @@ from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable, importing
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
@@ -269,30 +269,22 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
 
 
 def _redis_store(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:
-    try:
+    missing = "IDEMPOTENCY_STORE names a Redis, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
+    with importing("redis", otherwise=missing):
         from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
         from flask_idempotency.stores.redis.store import RedisStore
-    except ModuleNotFoundError as error:
-        if error.name != "redis":
-            raise
-        raise ConfigurationError(
-            "IDEMPOTENCY_STORE names a Redis, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
-        ) from error
     store = RedisStore(choice, rules=RedisDataLossPolicy(**memory), replicas=replicas)
     store.check()
     return store
 
 
 def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> Store:
-    try:
+    missing = (
+        "IDEMPOTENCY_STORE names a SQL database, and SQLAlchemy is not installed: pip install 'flask-idempotency[sql]'."
+    )
+    with importing("sqlalchemy", otherwise=missing):
         from flask_idempotency.stores.sql.database import Database
         from flask_idempotency.stores.sql.store import SqlStore
-    except ModuleNotFoundError as error:
-        if error.name != "sqlalchemy":
-            raise
-        raise ConfigurationError(
-            "IDEMPOTENCY_STORE names a SQL database, and SQLAlchemy is not installed: pip install 'flask-idempotency[sql]'."
-        ) from error
     if bind is None:
         raise ConfigurationError(
             "IDEMPOTENCY_STORE: flask-sqlalchemy:// needs a Flask application, and there is none here."
@@ -343,15 +335,12 @@ def engines_made(database: Any) -> list[Any]:
 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:
-    try:
+    missing = (
+        "IDEMPOTENCY_REDIS_URL is set, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
+    )
+    with importing("redis", otherwise=missing):
         from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
         from flask_idempotency.stores.tiered import TieredStore
-    except ModuleNotFoundError as error:
-        if error.name != "redis":
-            raise
-        raise ConfigurationError(
-            "IDEMPOTENCY_REDIS_URL is set, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
-        ) from error
     tiered = TieredStore(system, RedisReplayCache(redis_url))
     if transactions is not None:
         transactions.on_committed(tiered.committed)

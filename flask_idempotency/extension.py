@@ -28,7 +28,7 @@ from flask_idempotency.assembly import (
 )
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.errors import ConfigurationError, importing
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.policy import Override, Policy
@@ -421,15 +421,11 @@ class Idempotency:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e10:
             raise ConfigurationError(f"outbox(): keep must be seconds from 0 on, or a timedelta, not {keep!r}.")
         if self._outbox is None:
-            try:
-                # SQLAlchemy is optional.
+            missing = "outbox() needs Flask-SQLAlchemy: pip install 'flask-idempotency[sql]'."
+            with importing("sqlalchemy", otherwise=missing):
+                import sqlalchemy  # noqa: F401 - optional, and first needed by the table
+
                 from flask_idempotency.outbox.outbox import Outbox as Made
-            except ModuleNotFoundError as error:
-                if error.name != "sqlalchemy":
-                    raise
-                raise ConfigurationError(
-                    "outbox() needs Flask-SQLAlchemy: pip install 'flask-idempotency[sql]'."
-                ) from error
             self._outbox = Made(keep=float(seconds))
             for app in list(self._apps):
                 self._serve_outbox(app, self._outbox)
@@ -518,15 +514,12 @@ def _meter(app: Flask, settings: Settings) -> Meter | None:
     """Return the Prometheus meter, or None if `IDEMPOTENCY_METRICS` is off."""
     if not settings.metrics:
         return None
-    try:
+    missing = (
+        "IDEMPOTENCY_METRICS is True, and the prometheus_client package is not installed: "
+        "pip install 'flask-idempotency[metrics]'."
+    )
+    with importing("prometheus_client", otherwise=missing):
         from flask_idempotency.metrics import Meter
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "prometheus_client":
-            raise
-        raise ConfigurationError(
-            "IDEMPOTENCY_METRICS is True, and the prometheus_client package is not installed: "
-            "pip install 'flask-idempotency[metrics]'."
-        ) from error
     return Meter(app, name=settings.namespace)
 
 
@@ -534,14 +527,10 @@ def _telemetry(app: Flask, settings: Settings) -> Telemetry | None:
     """Return what speaks to OpenTelemetry, or None if `IDEMPOTENCY_OPENTELEMETRY` is off: then it is not imported."""
     if not settings.opentelemetry:
         return None
-    try:
+    missing = (
+        "IDEMPOTENCY_OPENTELEMETRY is True, and the package of {missing} is not installed: "
+        "pip install 'flask-idempotency[otel]'."
+    )
+    with importing("opentelemetry", "prometheus_client", otherwise=missing):
         from flask_idempotency.otel import Telemetry
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("opentelemetry", "prometheus_client"):
-            raise
-        raise ConfigurationError(
-            f"IDEMPOTENCY_OPENTELEMETRY is True, and the package of {missing} is not installed: "
-            "pip install 'flask-idempotency[otel]'."
-        ) from error
     return Telemetry(app, name=settings.namespace)

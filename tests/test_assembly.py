@@ -87,19 +87,23 @@ def test_compression_that_this_host_lacks_is_refused_at_start(monkeypatch: pytes
         Idempotency(Flask("shop"), store="memory://", secret="s-9f2c47d1e8b35a60", compression="zstd")
 
 
-def test_a_missing_redis_package_is_one_sentence() -> None:
+@pytest.mark.parametrize(
+    ("package", "extra", "call"),
+    (
+        ("redis", "redis", "assembly.build_store('redis://127.0.0.1')"),
+        ("sqlalchemy", "sql", "assembly.build_store('sqlite://')"),
+        ("sqlalchemy", "sql", "flask_idempotency.Idempotency().outbox()"),
+    ),
+)
+def test_a_missing_package_is_one_sentence(package: str, extra: str, call: str) -> None:
     """The extra to install, and not a traceback out of our own files."""
     # In a process of its own: modules that are unloaded here would be missing in other tests.
-    without_redis = (
-        "import sys; sys.modules['redis'] = None\n"
-        "from flask_idempotency.assembly import build_store\n"
-        "build_store('redis://127.0.0.1')"
-    )
+    without = f"import sys; sys.modules[{package!r}] = None; import flask_idempotency; from flask_idempotency import assembly\n"
 
-    done = subprocess.run([sys.executable, "-c", without_redis], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", without + call], capture_output=True, text=True, check=False)
 
     assert "ConfigurationError" in done.stderr
-    assert "pip install 'flask-idempotency[redis]'" in done.stderr
+    assert f"pip install 'flask-idempotency[{extra}]'" in done.stderr
 
 
 def test_an_evicting_redis_is_refused_at_start(start_redis: StartRedis, redis_kind: str) -> None:

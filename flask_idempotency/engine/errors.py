@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from flask_idempotency.engine.escape import printable_lines
 
 __all__ = [
@@ -43,6 +46,21 @@ class ConfigurationError(IdempotencyError):
             super().__init__(faults[0])
         else:
             super().__init__("\n".join([f"{len(faults)} faults in the configuration:", *(f"  - {f}" for f in faults)]))
+
+
+@contextmanager
+def importing(*packages: str, otherwise: str) -> Iterator[None]:
+    """Import modules that need optional packages. Raise `ConfigurationError` with this text if one is not installed.
+
+    `{missing}` in the text is the name of the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in packages:
+            raise
+        raise ConfigurationError(otherwise.format(missing=missing)) from error
 
 
 class InvalidKey(IdempotencyError):
