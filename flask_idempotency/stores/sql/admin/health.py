@@ -336,15 +336,16 @@ class SqlHealth(SqlCapability):
         if kind == SQLITE:
             # The first connection for records sets the file's journal mode, which the checks read.
             self._database.run(lambda connection: None)
-        others: dict[str, tuple[Callable[[Connection], Said], ...]] = {
-            SQLITE: (),
-            MYSQL: (packets, galera),
-            POSTGRESQL: (self._pooling, server, isolation, dead_rows, storage),
-        }
-        checks = (schema, indexes, durability, *others[kind], self._expiry)
-        return [self._finding(check.__name__.strip("_").replace("_", "-"), check) for check in checks]
+        check = self._check
+        found = [check("schema", schema), check("indexes", indexes), check("durability", durability)]
+        if kind == MYSQL:
+            found += [check("packets", packets), check("galera", galera)]
+        if kind == POSTGRESQL:
+            found += [check("pooling", self._pooling), check("server", server), check("isolation", isolation)]
+            found += [check("dead-rows", dead_rows), check("storage", storage)]
+        return [*found, check("expiry", self._expiry)]
 
-    def _finding(self, name: str, check: Callable[[Connection], Said]) -> Finding:
+    def _check(self, name: str, check: Callable[[Connection], Said]) -> Finding:
         try:
             return Finding(name, *self._database.run(check, long=True))
         except ConfigurationError:

@@ -76,7 +76,8 @@ def structural(connection: Connection) -> list[str]:
 
 def advice(connection: Connection) -> list[str]:
     """Return what costs speed only, or what the first claim may mend, with the remedies."""
-    if version(connection) and migrations.lacks_sequence(connection):
+    # The version last: a role that may not read it has been told of that as a fault.
+    if migrations.lacks_sequence(connection) and version(connection):
         return [
             f"The sequence {FENCES} is not in this database. The first claim makes it, and is refused if its role may not "
             f"create tables. {_UPGRADE}."
