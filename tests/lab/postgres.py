@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from typing import Any, Final, Protocol, Self
 import psycopg
 from psycopg import sql
 
-from example_app.demo.servers import DIE_WITH_PARENT, PORTS, ServerFailed
+from example_app.demo.servers import DIE_WITH_PARENT, ServerFailed
 from tests.lab.programs import missing
 from tests.tooling.processes import eventually
 
@@ -424,9 +425,20 @@ def launch(
         )
 
 
+PORTS: Final = range(22_000, 23_000)
+"""Above those of the demo's servers. A server that was halted takes its port again, and no other may have it till then."""
+_WORKERS: Final = 8
+_handed_out: deque[int] = deque(maxlen=60)
+
+
 def on_some_port(start: Callable[[int], None], *, folder: Path) -> int:
-    """The port on which it did start; where somebody else listens it is the next one's turn."""
-    for port in random.sample(PORTS, 20):
+    """The port on which it did start; where somebody else listens it is the next one's turn.
+
+    The processes of one run have no port in common, and none gives a port twice in a row.
+    """
+    mine = PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS :: _WORKERS]
+    for port in random.sample([port for port in mine if port not in _handed_out], 20):
+        _handed_out.append(port)
         try:
             start(port)
         except ServerFailed:
