@@ -223,14 +223,17 @@ def load_values(
         if name in options:
             try:
                 loaded[name] = options[name].load(value)
-            except Refused:
-                others[name] = value
+            except Refused as refused:
+                if refused.args:
+                    faults.append(f"{name_of(name)}: {' '.join(refused.args)}")
+                else:
+                    others[name] = value
         else:
             close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
             hint = f" Did you mean {name_of(close[0])}?" if close else ""
             faults.append(f"{name_of(name)}: there is no such setting.{hint}")
     if others:
-        # marshmallow takes as long to import as the rest of the settings: it is for values to convert, and for faults.
+        # marshmallow takes as long to import as the rest of the settings: it is for values to convert.
         from flask_idempotency.settings import schema
 
         converted, found = schema.load(options, others)

@@ -41,7 +41,7 @@ PLAIN: Final = (bool, str, int)
 
 
 class Refused(ValueError):
-    """A value that an option does not take. Each argument is a sentence that says why."""
+    """A value that an option does not take. Each argument is a sentence that says why; without one, `schema` converts it."""
 
 
 class Option:
@@ -58,14 +58,14 @@ class Option:
         self.default: object = None
 
     def load(self, value: Any) -> Any:
-        """Load a value that needs no conversion. Raise `Refused` for another: `schema` converts it, or says what is wrong."""
+        """Load a value that needs no conversion, or raise `Refused`. Call it once: it may use up an iterator."""
         if value is None and self.allow_none:
             return None
         if value is None or (self.kind in PLAIN and type(value) is not self.kind):
             raise Refused
         loaded = self.kind(value)
-        if not all(holds(loaded) for holds, _ in self.rules):
-            raise Refused
+        if broken := [sentence for holds, sentence in self.rules if not holds(loaded)]:
+            raise Refused(*broken)
         return loaded
 
 
@@ -268,7 +268,7 @@ def anything(value: Any) -> Any:
 
 def pattern(value: Any) -> str:
     """Read a regular expression."""
-    if type(value) is not str:
+    if not isinstance(value, str):
         raise Refused("Not a valid string.")
     try:
         re.compile(value)

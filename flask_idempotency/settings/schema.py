@@ -1,4 +1,4 @@
-"""The options as a marshmallow schema: it converts a value that is not written as its option reads it, and names every fault.
+"""The options as a marshmallow schema: it converts a value that has not the type of its option, or says why it cannot.
 
 Only a process that has such a value loads this module, and marshmallow with it.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from marshmallow import Schema, ValidationError, fields
 
-from flask_idempotency.settings.reading import Option, Refused, Rule
+from flask_idempotency.settings.reading import Option, Rule
 
 _FIELDS: Final[Mapping[Any, Any]] = {
     bool: fields.Boolean,
@@ -19,20 +19,6 @@ _FIELDS: Final[Mapping[Any, Any]] = {
     int: partial(fields.Integer, strict=True),
 }
 """The fields of what is loaded as it is. They take more: `"true"` for a boolean, and text in bytes."""
-
-
-class _Read(fields.Raw):
-    """A field whose value the function of an option loads."""
-
-    def __init__(self, option: Option, **given: Any) -> None:
-        super().__init__(**given)
-        self._option = option
-
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> Any:
-        try:
-            return self._option.kind(value)
-        except Refused as error:
-            raise ValidationError(list(error.args)) from error
 
 
 def _checked(rule: Rule, value: Any) -> bool:
@@ -43,7 +29,8 @@ def _checked(rule: Rule, value: Any) -> bool:
 
 
 def _field(option: Option) -> Any:
-    made = _FIELDS.get(option.kind) or partial(_Read, option)
+    # A function reads any value but None.
+    made = _FIELDS.get(option.kind, fields.Raw)
     return made(allow_none=option.allow_none, validate=[partial(_checked, rule) for rule in option.rules])
 
 
