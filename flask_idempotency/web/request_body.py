@@ -82,6 +82,8 @@ FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/f
 """The media types that Werkzeug parses as forms."""
 
 _CHUNK: Final = 64 * 1024
+_LOST: Final = (ClientDisconnected, OSError)
+_ENDED: Final = "the connection ended before the body did"
 _NAME: Final = "flask_idempotency.body"
 
 
@@ -258,7 +260,9 @@ def _read_announced(request: Request) -> Body | None:
             more = source.read(_CHUNK)
     except Exception as error:
         environ["wsgi.input"] = _Resumed(io.BytesIO(data), source, error=error)
-        raise _truncated(error) from error
+        if not isinstance(error, _LOST):
+            raise
+        raise TruncatedBody(_ENDED) from error
     if more or len(data) < length:
         environ["wsgi.input"] = _Resumed(io.BytesIO(data + more), source)
         _check_length(length, len(data))
@@ -306,12 +310,6 @@ def forget_body(request: Request) -> None:
     """Free what a body has taken that could not be read whole. Call it if the request is refused."""
     if isinstance(stream := request.environ["wsgi.input"], _Resumed):
         stream.forget()
-
-
-def _truncated(error: Exception) -> Exception:
-    """Return what to raise for an error of a stream."""
-    lost = isinstance(error, ClientDisconnected | OSError)
-    return TruncatedBody("the connection ended before the body did") if lost else error
 
 
 def _read(request: Request, most: int | None) -> Body:
@@ -386,7 +384,9 @@ class _Copy:
         except Exception as error:
             # Werkzeug's error for the server's, or for a body that is too short or too long: it raises that again.
             self._error = error.__context__ if isinstance(error, HTTPException) else error
-            raise _truncated(error) from error
+            if not isinstance(error, _LOST):
+                raise
+            raise TruncatedBody(_ENDED) from error
 
     def _keep(self) -> None:
         spool = self.spool

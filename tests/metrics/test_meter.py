@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.extension import AppState
-from flask_idempotency.metrics import Meter
+from flask_idempotency.metrics import Meter, made_in
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.timed import TimedStore
 from tests.apps import KEY, World, new_world
@@ -145,6 +145,16 @@ def test_a_meter_uses_the_given_registry() -> None:
     Meter(app, name="shop", registry=registry)
 
     assert b'idempotency_lease_losses_total{app="shop"} 0.0' in generate_latest(registry)
+
+
+def test_metrics_that_another_library_has_are_refused_each_time() -> None:
+    """No application counts in the half of them that were made before the error."""
+    registry = CollectorRegistry()
+    Counter("idempotency_store_call_duration_seconds", "Of another library.", registry=registry)
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Duplicated"):
+            made_in(registry)
 
 
 @pytest.mark.slow

@@ -247,6 +247,21 @@ def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
         read_body(Request(environ))
 
 
+@pytest.mark.parametrize("delivery", (seekable, chunked))
+def test_another_error_of_a_stream_is_not_its_own_cause(delivery: Delivery) -> None:
+    """Code that follows the causes of an error, such as an error tracker's, would never end."""
+
+    class Broken(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise RuntimeError
+
+    environ = environ_of(b"abc", delivery=delivery) | {"wsgi.input": Broken(b"abc")}
+
+    with pytest.raises(RuntimeError) as raised:
+        read_body(Request(environ))
+    assert raised.value.__cause__ is None
+
+
 def test_view_responds_to_a_length_over_the_limit() -> None:
     """The body is not read, and Werkzeug's own error stands."""
     assert 413 == send(reading(READERS["get_data"], ours, MAX_CONTENT_LENGTH=5), environ_of(b"0123456789"))[0]
