@@ -231,11 +231,12 @@ _made: WeakKeyDictionary[CollectorRegistry, Made] = WeakKeyDictionary()
 def made_in(registry: CollectorRegistry) -> Made:
     """Return the metrics of this registry by short name. All applications in a process share them."""
     if registry not in _made:
-        made: dict[str, Any] = {}
-        for name, each in FAMILIES.items():
-            facts, kind = (each.name, each.help, (APP, *each.labels)), partial(Histogram, buckets=each.buckets)
-            made[name] = (kind if each.buckets else Counter)(*facts, registry=registry)
-        _made[registry] = made
+
+        def made(each: Family) -> Counter | Histogram:
+            kind = partial(Histogram, buckets=each.buckets) if each.buckets else Counter
+            return kind(each.name, each.help, (APP, *each.labels), registry=registry)
+
+        _made[registry] = {name: made(each) for name, each in FAMILIES.items()}
     return _made[registry]
 
 

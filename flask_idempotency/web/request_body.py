@@ -82,8 +82,6 @@ FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/f
 """The media types that Werkzeug parses as forms."""
 
 _CHUNK: Final = 64 * 1024
-_LOST: Final = (ClientDisconnected, OSError)
-_ENDED: Final = "the connection ended before the body did"
 _NAME: Final = "flask_idempotency.body"
 
 
@@ -260,9 +258,8 @@ def _read_announced(request: Request) -> Body | None:
             more = source.read(_CHUNK)
     except Exception as error:
         environ["wsgi.input"] = _Resumed(io.BytesIO(data), source, error=error)
-        if not isinstance(error, _LOST):
-            raise
-        raise TruncatedBody(_ENDED) from error
+        _refuse_lost(error)
+        raise
     if more or len(data) < length:
         environ["wsgi.input"] = _Resumed(io.BytesIO(data + more), source)
         _check_length(length, len(data))
@@ -310,6 +307,12 @@ def forget_body(request: Request) -> None:
     """Free what a body has taken that could not be read whole. Call it if the request is refused."""
     if isinstance(stream := request.environ["wsgi.input"], _Resumed):
         stream.forget()
+
+
+def _refuse_lost(error: Exception) -> None:
+    """Raise `TruncatedBody` for the errors by which a stream says that its client has gone."""
+    if isinstance(error, ClientDisconnected | OSError):
+        raise TruncatedBody("the connection ended before the body did") from error
 
 
 def _read(request: Request, most: int | None) -> Body:
@@ -384,9 +387,8 @@ class _Copy:
         except Exception as error:
             # Werkzeug's error for the server's, or for a body that is too short or too long: it raises that again.
             self._error = error.__context__ if isinstance(error, HTTPException) else error
-            if not isinstance(error, _LOST):
-                raise
-            raise TruncatedBody(_ENDED) from error
+            _refuse_lost(error)
+            raise
 
     def _keep(self) -> None:
         spool = self.spool
