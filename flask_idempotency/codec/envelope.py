@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from functools import cached_property, lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -50,9 +49,9 @@ _STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]{1,512}))?")
 
 
 @lru_cache(maxsize=256)
-def _are_names(names: tuple[str, ...]) -> bool:
-    # An application sends few sets of names, and it chooses them itself.
-    return all(map(_NAME.fullmatch, names))
+def _is_name(name: str) -> bool:
+    # An application sends few names, and it chooses them itself.
+    return _NAME.fullmatch(name) is not None
 
 
 class EnvelopeCodec:
@@ -99,10 +98,11 @@ class EnvelopeCodec:
             raise NotStorable(
                 f"the reason has more than {MAX_REASON} characters, or there are over {MAX_PAIRS} headers"
             )
-        if not _are_names(tuple(map(itemgetter(0), metadata))):
-            raise NotStorable("the name of a header contains a character that no name has")
-        line = f"{status:03d} {reason}" if reason else f"{status:03d}"
-        text = "\r\n".join((line, *map(": ".join, metadata)))
+        text = f"{status:03d} {reason}" if reason else f"{status:03d}"
+        for name, value in metadata:
+            if not _is_name(name):
+                raise NotStorable("the name of a header contains a character that no name has")
+            text += f"\r\n{name}: {value}"
         # Each pair has brought one CR and one LF. Any other comes from a value or the reason.
         if text.count("\r") != len(metadata) or text.count("\n") != len(metadata) or "\0" in text:
             raise NotStorable("the reason or a header contains CR, LF or NUL")

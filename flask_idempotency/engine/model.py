@@ -423,7 +423,10 @@ class StoredResponse:
     @property
     def byte_size(self) -> int:
         """The bytes that a quota counts for this response, before any encoding."""
-        return len(self.body) + len("".join(map("".join, self.metadata))) + 4 * len(self.metadata)
+        size = len(self.body)
+        for name, value in self.metadata:
+            size += len(name) + len(value) + 4
+        return size
 
     def without_body(self) -> StoredResponse:
         """Return the tombstone of this response: status and metadata, without the body."""

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from operator import methodcaller
 from types import CoroutineType
 from typing import Any, Final
 
@@ -101,7 +100,6 @@ PREFIXES: Final = (
 )
 """Prefixes of names in the environ: a client's certificate as a server or proxy describes it, and mod_auth_openidc's caller."""
 
-_BEGINS: Final = methodcaller("startswith", PREFIXES)
 _OF_CERTIFICATES: Final = (*PREFIXES[:5],)
 """Those of `PREFIXES` that describe a certificate."""
 
@@ -239,8 +237,8 @@ class Credentials:
         for name in self._names.keys() & environ.keys():
             if str(environ[name]).strip():
                 return self._names[name]
-        for name in filter(_BEGINS, environ):
-            if str(environ[name]).strip() and environ[name] not in NO_CERTIFICATE:
+        for name, value in environ.items():
+            if name.startswith(PREFIXES) and str(value).strip() and value not in NO_CERTIFICATE:
                 return name.removeprefix("HTTP_")
         return None
 
