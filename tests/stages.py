@@ -1,7 +1,8 @@
 """When a test runs: `core` on every push, `slow` and `matrix` after it, `soak` before a release.
 
 A test is of the matrix if a store, server, or strategy that it uses differs from the seven that stand for all: see CORE. What
-a test shows on SQLite, it shows again on PostgreSQL in the slow stage; the contract of stores has all seven in the core.
+a test shows on SQLite, it shows again on PostgreSQL in the slow stage; the contract of stores and the compiled
+statements have all of theirs in the core.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ SERVERS: Final = frozenset({"postgresql", "postgres", "postgres_url", "postgres-
 """Names in parameters of the SQL stores of the core. A server takes a test three times as long as SQLite."""
 
 CONTRACT: Final = "tests/stores/test_contract.py"
+STATEMENTS: Final = "tests/stores/sql/test_statements.py::test_each_statement_reads_as_it_did_and_is_compiled_once"
+"""It starts no server: SQLite shows nothing of what is sent to PostgreSQL."""
+
+WHOLE: Final = (CONTRACT, STATEMENTS)
 """Of the core on each of its stores."""
 
 RIGS: Final = frozenset({"cluster_rig", "cluster_rigs", "sentinel_rig", "sentinel_rigs", "clusters"})
@@ -100,7 +105,7 @@ def repeated_on_servers(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield the tests that show on a server for databases what the same function shows on SQLite."""
     shown = {function_of(item) for item in items if is_on(item, SQLITE) and not is_on(item, SERVERS)}
     for item in items:
-        if is_on(item, SERVERS) and function_of(item) in shown and not item.nodeid.startswith(CONTRACT):
+        if is_on(item, SERVERS) and function_of(item) in shown and not item.nodeid.startswith(WHOLE):
             yield item
 
 

@@ -17,6 +17,7 @@ from tests.stages import (
     CONTRACT,
     CORE,
     SLOW_FOLDERS,
+    STATEMENTS,
     TIME_IS_OVER,
     Grouped,
     is_further,
@@ -89,6 +90,18 @@ def test_sqlite_stands_for_the_servers_where_a_test_has_both(
     items.append(SimpleNamespace(nodeid=f"{file}::test_b"))
 
     assert [f"{file}::test_a[{name}]" for name in repeated] == [item.nodeid for item in repeated_on_servers(items)]
+
+
+def test_the_core_compares_the_statements_of_each_database() -> None:
+    """That needs no server, and shows a change of what PostgreSQL gets before it is merged."""
+    file, _, function = STATEMENTS.partition("::")
+    items: list[Any] = [
+        SimpleNamespace(nodeid=f"{STATEMENTS}[{name}]", callspec=SimpleNamespace(params={"database": name}))
+        for name in ("sqlite", "postgresql")
+    ]
+
+    assert [] == list(repeated_on_servers(items))
+    assert f"def {function}" in (ROOT / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
