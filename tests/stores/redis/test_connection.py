@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,28 @@ def test_one_command_alone_takes_neither_for_its_reply(
     with pytest.raises(redis.exceptions.ConnectionError):
         connection.ask(("ECHO", "mine"))
     assert not connection.is_connected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@for_each(
+    "send",
+    (lambda line: line("CLIENT", "ID"), lambda line: line.pipeline_one_node([("CLIENT", "ID")])[0]),
+    ids=("alone", "in a pipeline"),
+)
+def test_a_forked_child_sends_nothing_over_the_connection_of_its_parent(
+    line: PooledConnection, send: Callable[[PooledConnection], object]
+) -> None:
+    """Parent and child would read each other's replies."""
+    of_parent = send(line)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with suppress(BaseException):
+            status = int(send(line) == of_parent)
+        os._exit(status)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert send(line) == of_parent
 
 
 @for_each("options", ("", "?health_check_interval=30"))
