@@ -224,6 +224,14 @@ def test_a_connection_that_the_server_closed_just_now_costs_a_retry(
     assert tries.repeated
 
 
+def test_a_connection_that_its_client_closed_costs_no_retry(line: PooledConnection) -> None:
+    line._pool._pool.disconnect()
+    tries = Tries()
+
+    assert line("ECHO", "mine", tries=tries) == b"mine"
+    assert not tries.repeated
+
+
 def test_a_connection_that_was_just_used_is_not_checked(
     line: PooledConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
