@@ -255,7 +255,8 @@ class MemoryLedger:
         for record in map(self._shared.records.__getitem__, tenant.keys):
             if record.state is not State.COMPLETED:
                 counted += 1
-                leases += [record.deadline] if record.state is State.PROCESSING and record.deadline > now else []
+                if record.state is State.PROCESSING and record.deadline > now:
+                    leases.append(record.deadline)
                 continue
             until = record.deadline if record.remembered_until is None else record.remembered_until
             counted += until > now

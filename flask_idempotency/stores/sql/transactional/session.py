@@ -348,11 +348,12 @@ class SessionTransactions:
             and self.has_written(connection)
         }
         # What the view's own commit is about to flush. Where this session writes, it says by the mapper.
-        dirty = (each for each in session.dirty if session.is_modified(each))
-        for changed in (*session.new, *dirty, *session.deleted) if is_unsaved(session) else ():
-            bind = session.get_bind(object_mapper(changed))
-            if not self.is_base(bind.engine):
-                written.add(self._bind_of(bind.engine))
+        if is_unsaved(session):
+            dirty = (each for each in session.dirty if session.is_modified(each))
+            for changed in (*session.new, *dirty, *session.deleted):
+                bind = session.get_bind(object_mapper(changed))
+                if not self.is_base(bind.engine):
+                    written.add(self._bind_of(bind.engine))
         if written:
             raise ConfigurationError(
                 f"db.session has written to another database ({', '.join(sorted(written))}), or has locked rows there, than "
