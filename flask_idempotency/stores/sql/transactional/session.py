@@ -370,10 +370,7 @@ class SessionTransactions:
 
     def unsaved(self) -> bool:
         sessions = self._sessions()
-        if not sessions.registry.has():
-            return False
-        session: Session = sessions()
-        return is_unsaved(session)
+        return sessions.registry.has() and is_unsaved(sessions())
 
     def session(self) -> Session:
         """Return the session that views of this context write with."""
