@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count, permutations, product
 from typing import Any
 
@@ -14,7 +14,7 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import Running, settle
 from flask_idempotency.engine.engine import Engine, Outcome
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing, LeaseLost, StepsChanged, StoreUnavailable
-from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, MOST_STEPS, STEPS_CHANGED
+from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, MOST_STEPS, STEPS_CHANGED, Entry
 from flask_idempotency.engine.model import IN_DOUBT, State, StoredResponse, Unknown
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.step_rules import Step, UndeclaredStep
@@ -527,3 +527,10 @@ def test_no_step_begins_after_max_runtime(shop: Shop) -> None:
 
     with pytest.raises(LeaseLost):
         shop.take(claim, "quote")
+
+
+def test_another_payload_changes_no_other_field_of_an_entry() -> None:
+    values: dict[str, Any] = {each.name: f"a value of {each.name}" for each in fields(Entry)}
+    payload: Any = "another payload"
+
+    assert Entry(**values | {"payload": payload}) == Entry(**values).with_payload(payload)
