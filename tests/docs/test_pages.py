@@ -50,7 +50,6 @@ def test_every_test_that_the_security_page_names_is_there() -> None:
     assert [] == [name for name in named if not (ROOT / name).is_file()]
 
 
-@pytest.mark.slow
 def test_generated_pages_are_current() -> None:
     """`python -m docs.generate` would change nothing."""
     stale = {

@@ -11,8 +11,6 @@ import sys
 from html import unescape
 from pathlib import Path
 
-import pytest
-
 from docs.screenshots import ALONE, COLUMNS, COMMANDS, DRAWN, Terminal
 from tests.docs.test_pages import ROOT
 
@@ -30,7 +28,6 @@ def lines_of(picture: Path) -> list[str]:
     return ["".join(text for _, text in sorted(rows[y])).rstrip("\n") for y in sorted(rows)]
 
 
-@pytest.mark.slow
 def test_the_pictures_are_current() -> None:
     """`python -m docs.screenshots` would change nothing.
 

@@ -92,7 +92,7 @@ def test_doctor_has_no_fault_with_the_timeouts_of_the_deploy_page(effects: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ("sqlite", "postgresql"), indirect=True)
 def test_the_recipes_for_tests_that_roll_back_pass(database_url: str, tmp_path: Path) -> None:
-    """The one for pytest and the one for unittest, with both of the tests that each contains."""
+    """The one for pytest and the one for unittest of `testing.md`, with both of the tests that each contains."""
     recipes = [each for each in BLOCK.findall(page("testing")) if "TEST_DATABASE_URL" in each]
     assert ["import pytest\n" in each for each in recipes] == ["import unittest\n" not in each for each in recipes]
     for number, recipe in enumerate(recipes):

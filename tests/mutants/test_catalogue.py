@@ -26,7 +26,6 @@ def test_every_fault_changes_the_code() -> None:
     assert [mutant.name for mutant in CATALOGUE if mutant.by == mutant.replaced] == []
 
 
-@pytest.mark.slow
 def test_every_fault_in_python_can_be_run(tmp_path: Path) -> None:
     """Else its tests fail for a name that is unknown, and say nothing of the rule that the fault breaks."""
     known = sources(ROOT)

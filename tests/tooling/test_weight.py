@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-import pytest
-
 from tests.tooling import weight
 
 
@@ -48,7 +46,6 @@ def test_a_stretch_of_equal_lines_is_one_pair() -> None:
     assert 0 == weight.shared_places({Path("a.py"): stretch})
 
 
-@pytest.mark.slow
 def test_an_application_on_redis_loads_no_more_than_it_has() -> None:
     """What it never needs would slow the start of each worker, and a reader of its path."""
     modules, lines, _ = weight.loaded(tries=1)
