@@ -126,7 +126,7 @@ STAGES: Final = (
             "--dist",
             "worksteal",
             "-m",
-            "core",
+            "core or (repeated and not matrix and not soak)",
             "tests/stores/sql",
             CONTRACT,
             "-k",

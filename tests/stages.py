@@ -151,6 +151,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for stage in further_stages(item):
             item.add_marker(stage)
     for item in repeated_on_servers(items):
+        if item.get_closest_marker("slow") is None:
+            # By this name, the stage of the oldest SQLAlchemy finds what is quick enough for it.
+            item.add_marker("repeated")
         item.add_marker("slow")
     for item in items:
         if not any(item.get_closest_marker(stage) for stage in ("slow", "matrix", "soak")):

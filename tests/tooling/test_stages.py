@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.__main__ import STAGES
 from tests.backends import BACKENDS, REACHED, STORES
 from tests.lab.programs import REDIS_KINDS
 from tests.stages import (
@@ -22,6 +23,7 @@ from tests.stages import (
     Grouped,
     is_further,
     is_of_no_use,
+    pytest_collection_modifyitems,
     repeated_on_servers,
 )
 
@@ -90,6 +92,35 @@ def test_sqlite_stands_for_the_servers_where_a_test_has_both(
     items.append(SimpleNamespace(nodeid=f"{file}::test_b"))
 
     assert [f"{file}::test_a[{name}]" for name in repeated] == [item.nodeid for item in repeated_on_servers(items)]
+
+
+class Collected(SimpleNamespace):
+    """A test of pytest, as far as stages look at it."""
+
+    def add_marker(self, name: str) -> None:
+        self.marks.add(name)
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.marks else None
+
+
+def test_the_oldest_sqlalchemy_meets_what_a_server_repeats() -> None:
+    """Drivers of PostgreSQL differ more from one SQLAlchemy to the next than that of SQLite."""
+    items: Any = [
+        Collected(
+            nodeid=f"tests/outbox/test_a.py::{test}[{name}]",
+            callspec=SimpleNamespace(params={"database": name}),
+            marks=set(own),
+        )
+        for test, own in (("test_a", ()), ("test_b", ("slow",)))
+        for name in ("sqlite", "postgresql")
+    ]
+
+    pytest_collection_modifyitems(items)
+
+    assert [{"core"}, {"slow", "repeated"}, {"slow"}, {"slow"}] == [item.marks for item in items]
+    (stage,) = (each for each in STAGES if each.name == "oldest SQLAlchemy")
+    assert "core or (repeated and not matrix and not soak)" in stage.arguments
 
 
 def test_the_core_compares_the_statements_of_each_database() -> None:
