@@ -29,6 +29,12 @@ IN_PROCESS = ("p50", "p99", "CPU", "× by hand", "trips", "Redis", "its CPU", "b
 UNDER_GUNICORN = ("gunicorn/s", "of by hand", "its p99", "worker CPU")
 NOT_SHOWN = ("p99", "× bare")
 """Columns of the SQL tables that only the terminal shows."""
+ONCE: Final = re.compile(
+    r": (conflict|mismatch)$|^(bare Flask|business alone):|: (bare Flask|four empty hooks)$|^(with quotas|both): .*256 KB$"
+)
+"""Cases of which one row is enough."""
+BESIDE: Final = re.compile("sealing|activity")
+"""Titles of tables that only the terminal shows: the page has their result in a sentence."""
 
 
 def write(
@@ -68,11 +74,11 @@ def write(
     blocks = {
         "machine": machine(about),
         "in_process": markdown(with_goals(table, gunicorn=False), IN_PROCESS),
-        "gunicorn": markdown(without_refusals(with_goals(table, gunicorn=True)), UNDER_GUNICORN),
-        "sql": "\n".join(
-            f"{each.title}:\n\n{markdown(without_refusals(each), shown(each))}" for each in joined(databases)
+        "gunicorn": markdown(brief(with_goals(table, gunicorn=True)), UNDER_GUNICORN),
+        "sql": "\n".join(f"{each.title}:\n\n{markdown(brief(each), shown(each))}" for each in joined(databases)),
+        "options": "\n".join(
+            f"{each.title}:\n\n{markdown(brief(each))}" for each in options if not BESIDE.search(each.title)
         ),
-        "options": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in options),
         "steps": steps_block(stepped),
         "imports": markdown(imported),
         "growth": markdown(grown),
@@ -83,9 +89,9 @@ def write(
     return [table, commands, parts, ratios, *databases, *options, *stepped, imported, grown]
 
 
-def without_refusals(table: Section) -> Section:
-    """Return the table without conflicts and mismatches: the page has them in its first table, and the terminal in each."""
-    return replace(table, rows=[row for row in table.rows if not row.case.endswith((": conflict", ": mismatch"))])
+def brief(table: Section) -> Section:
+    """Return the table without the rows that the page has in its first table only. The terminal has them in each."""
+    return replace(table, rows=[row for row in table.rows if not ONCE.search(row.case)])
 
 
 def shown(table: Section) -> list[str]:
