@@ -17,6 +17,7 @@ from flask_idempotency.engine.model import Grant, InFlight, OverQuota, Record
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import quota as ledger_statements
+from flask_idempotency.stores.sql.admin.data_keys import SqlResponses
 from flask_idempotency.stores.sql.completion import SHARDS
 from flask_idempotency.stores.sql.database import Database, TenantLock
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
@@ -286,6 +287,29 @@ def test_expired_quota_entries_are_swept(open_store: OpenStore, make_engine: Mak
 
     assert there > entries(engine) > 0
     assert before == store.ledger.usage(tid)
+
+
+def test_a_response_that_cannot_be_counted_is_not_replaced(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rotation that stored the longer response without its bytes would leave the quota wrong until a recount."""
+    store, tid = open_store(), a_key().tid
+    key = complete(store, tid)
+    before, longer = store.ledger.usage(tid), replace(PAYLOAD, byte_size=PAYLOAD.byte_size + 100)
+
+    def away(*arguments: object, **options: object) -> None:
+        raise StoreUnavailable("the connection is lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SqlResponses, "_book", away)
+        with pytest.raises(StoreUnavailable):
+            store.responses.replace(key, PAYLOAD, longer)
+
+    record = store.read(key)
+    assert record is not None
+    assert (record.payload, store.ledger.usage(tid)) == (PAYLOAD, before)
+    assert store.responses.replace(key, PAYLOAD, longer)
+    assert store.ledger.usage(tid).bytes == before.bytes + 100
 
 
 def test_a_wrong_quota_is_corrected(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
