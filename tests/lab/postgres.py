@@ -432,7 +432,7 @@ _handed_out: deque[int] = deque(maxlen=60)
 
 
 def on_some_port(start: Callable[[int], None], *, folder: Path) -> int:
-    """The port on which it did start; where somebody else listens it is the next one's turn.
+    """Return the port on which the server started. Where another program listens, the next port is tried.
 
     The processes of one run have no port in common, and none gives a port twice in a row.
     """

@@ -241,7 +241,7 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize(
     "send",
-    (lambda line: line("ECHO", "somebody else's"), lambda line: line.pipeline_one_node([("ECHO", "somebody else's")])),
+    (lambda line: line("ECHO", "another's"), lambda line: line.pipeline_one_node([("ECHO", "another's")])),
     ids=("alone", "in a pipeline"),
 )
 def test_a_connection_with_an_unread_reply_is_never_used_again(
