@@ -71,7 +71,8 @@ class MariaDbServer:
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
+        file = self.folder / "log"
+        return file.read_text(errors="replace") if file.exists() else "gone"
 
     @property
     def _environment(self) -> dict[str, str]:

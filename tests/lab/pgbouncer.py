@@ -83,7 +83,8 @@ class PgBouncer:
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
+        file = self.folder / "log"
+        return file.read_text(errors="replace") if file.exists() else "gone"
 
     def stop(self) -> None:
         """Ends it and removes its folder; harmless when it is gone already."""

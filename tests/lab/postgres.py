@@ -464,7 +464,8 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], *, f
 
 
 def _log(folder: Path) -> str:
-    return (folder / "log").read_text(errors="replace")
+    file = folder / "log"
+    return file.read_text(errors="replace") if file.exists() else "gone"
 
 
 def _preferred() -> Path:

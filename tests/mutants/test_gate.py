@@ -26,6 +26,10 @@ def test_notices():
 def test_notices_nothing():
     assert pay(0) == 0
 
+def test_notices_at_the_second_run(pytestconfig):
+    mark = pytestconfig.rootpath / "faulty-run"
+    assert pay(1) == 1 or not mark.exists() and not mark.touch()
+
 def test_cannot_be_set_up(paid):
     assert paid
 
@@ -82,6 +86,15 @@ def test_a_fault_that_no_failing_test_notices_fails_the_gate(repository: Path, t
     assert "survivor SURVIVES" in told
     assert "fixture was noticed by no test" in told
     assert "unimportable was noticed by no test" in told
+
+
+@pytest.mark.slow
+def test_a_fault_that_only_some_runs_notice_is_named_and_passes(repository: Path, tmp_path: Path) -> None:
+    rarely = replace(NOTICED, name="rarely", killed_by=("test_till.py::test_notices_at_the_second_run",))
+
+    code, told = judged(repository, tmp_path, rarely)
+
+    assert (0, True) == (code, "UNSTEADY: rarely was noticed by run 2 of its tests only" in told), told
 
 
 @pytest.mark.parametrize("replaced", ("return what", "amount"), ids=("nowhere", "twice"))

@@ -450,6 +450,36 @@ def test_limits_are_exact_among_many_claims(open_real: Callable[..., SqlStore], 
     assert (32, 5) == (len(outcomes), sum(isinstance(each, Grant) for each in outcomes))
 
 
+@pytest.mark.parametrize("strategy", ("insert", "row_lock"))
+def test_a_claim_within_a_limit_waits_for_the_one_before_it(
+    open_real: Callable[..., SqlStore], database_url: str, strategy: str
+) -> None:
+    """Between the count of a claim and its row no other claim counts, or both would take the last place."""
+    store, other, tenant = open_real(strategy=strategy), open_real(strategy=strategy), a_key()
+    claimed: list[Any] = []
+    admin = create_engine(database_url, isolation_level="AUTOCOMMIT")
+
+    def claim(which: SqlStore) -> None:
+        key = type(tenant)(a_key().rid, tenant.tid)
+        claimed.append(which.claim(a_request(key), token=a_token(), lease=LEASE, quota=Quota(records=1)))
+
+    second = threading.Thread(target=claim, args=(other,))
+
+    @event.listens_for(store.database.engine, "after_cursor_execute")
+    def claim_between(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "idempotency_quota" in statement and second.ident is None:
+            second.start()
+            # Here it waits for its turn, before it counts.
+            waits = "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND info LIKE 'UPDATE %'"
+            assert eventually(lambda: not second.is_alive() or scalar(admin, waits))
+
+    claim(store)
+    second.join(timeout=60)
+    admin.dispose()
+
+    assert ["Grant", "OverQuota"] == [type(each).__name__ for each in claimed]
+
+
 def test_letters_and_spaces_of_a_name_are_compared_as_they_are(open_real: Callable[..., SqlStore]) -> None:
     """The default of the server takes a letter and its accent, or its capital, for one. Keys are bytes anyway."""
     store = open_real()
