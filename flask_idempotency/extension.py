@@ -39,9 +39,8 @@ from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.callbacks import ActFor, Callbacks, SharedCallbacks, check_counted
-from flask_idempotency.web.guard import Guard, Observing
+from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
-from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.problems import PAGES_PATH
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from flask_idempotency.consumers.inbox import Inbox
     from flask_idempotency.consumers.services import ConsumerServices
     from flask_idempotency.engine.capabilities import Finding
-    from flask_idempotency.engine.observations import Observations
     from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
     from flask_idempotency.engine.store import Schema
 
@@ -252,19 +250,9 @@ class Idempotency:
             observers=observers,
             activity=activity,
             lost_fields=lost_fields,
-            observe=partial(_observer, built.observations),
             tracing=spans,
         )
-        hooks = Hooks(
-            app,
-            guard,
-            policies,
-            settings,
-            callbacks,
-            counts=built.ledger is not None,
-            janitor=watch_of(built, settings, observers),
-            identity=shape_watch_of(app, built, settings, callbacks, policies),
-        )
+        hooks = Hooks(app, guard, policies, settings, callbacks, built, observers)
         if settings.enabled or joint:
             hooks.install()
             hooks.report()
@@ -501,13 +489,6 @@ def _page_of_problem(code: str, **_: Any) -> Any:
 
 # It belongs into no document of an API. APIFlask lists every other route.
 _page_of_problem._spec = {"hide": True}  # type: ignore[attr-defined]
-
-
-def _observer(observations: Observations | None, guard: Guard) -> Observing:
-    """Return what observes this guard's requests. Most applications enforce, and never load its code."""
-    from flask_idempotency.web.observing import Observer
-
-    return Observer(guard, observations)
 
 
 def _meter(app: Flask, settings: Settings) -> Meter | None:

@@ -140,7 +140,7 @@ class Engine:
             else:
                 self.transactions.prepare()
         requests = (request, *former)
-        outcome, refused = self._claim_once(requests, policy, quota)
+        outcome, refused = self.claim_once(requests, policy, quota)
         if not isinstance(outcome, InFlight):
             return outcome
         waited = 0.0
@@ -375,10 +375,13 @@ class Engine:
         )
         return KeyStatus("paused" if taken_over else "outcome-unknown", key, record)
 
-    def _claim_once(
+    def claim_once(
         self, requests: Sequence[ClaimRequest], policy: Policy, quota: Quota | None
     ) -> tuple[Outcome, ClaimRequest]:
-        """Classify the key once, under every secret in use. Return the outcome and the request that decided it."""
+        """Classify the key once, under every secret in use. Return the outcome and the request that decided it.
+
+        As `claim`, but it neither checks the policy nor waits.
+        """
         deps, newest = self._deps, requests[0]
         granted: list[tuple[ClaimRequest, Grant]] = []
         # Downstream keys come from the oldest: see `Claim.oldest_key`.
@@ -574,7 +577,7 @@ class Engine:
                     if record is not None and record.state is State.PROCESSING and record.remaining > 0 and not others:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
-                    outcome, refused = self._claim_once(requests, policy, quota)
+                    outcome, refused = self.claim_once(requests, policy, quota)
                 except StoreDataLoss:
                     # Its worker may restore the claim. To claim before that would publish the same refusal again.
                     lost = True

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from threading import Lock, get_ident
+from threading import get_ident
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from flask import Flask, Request
-from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.activity import Activity
 from flask_idempotency.codec import canonical
 from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED, without_key
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.claim_requests import claim_requests
-from flask_idempotency.engine.ending import ELSEWHERE, NOT_REACHED, decide, settle, stopped_short, vanished, with_rows
+from flask_idempotency.engine.ending import ELSEWHERE, settle, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -43,10 +40,9 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import (
     IN_DOUBT,
-    ClaimRequest,
     InFlight,
     OverQuota,
     Record,
@@ -54,17 +50,22 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_of
-from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
+from flask_idempotency.engine.policy import Decision
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.callbacks import (
     Callbacks,
-    former_names,
     load_quota,
     load_tenant,
-    with_former,
 )
-from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded
+from flask_idempotency.web.judging import (
+    UNCAPTURED,
+    QuarantineLog,
+    Verdict,
+    judge_response,
+    judge_stream,
+    judge_unanswered,
+)
+from flask_idempotency.web.principals import AnonymousCaller, UnknownCaller
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
     STORE_RETRY_SECONDS,
@@ -75,23 +76,19 @@ from flask_idempotency.web.problems import (
 )
 from flask_idempotency.web.replies import Replies, command_for
 from flask_idempotency.web.request_body import (
-    FORM_TYPES,
     MEMORY_BYTES,
     BodyNotKept,
     BodyTooLarge,
     TruncatedBody,
     forget_body,
-    read_body,
 )
-from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
-from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
+from flask_idempotency.web.request_state import Phase, RequestState, context
+from flask_idempotency.web.requests import RequestReader, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.steps import Steps
     from flask_idempotency.web.kept_requests import Try
-    from flask_idempotency.web.key_status import KeyStatusView
-    from flask_idempotency.web.policies import Policies
 
 UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
 """The response header that says that a view ran without a claim because the store was down."""
@@ -109,18 +106,6 @@ COUNTED_HERE: Final = {
 """The codes of refusals before a claim, and their counters of activity. They have no event: they concern no key."""
 
 _log = logging.getLogger("flask_idempotency")
-
-
-class Observing(Protocol):
-    """What a guard calls for a request that is only observed. Nothing of it raises: see `web/observing.py`."""
-
-    def watch(self, state: RequestState, request: Request) -> None: ...
-
-    def look(self, state: RequestState, response: Response) -> None: ...
-
-    def end(self, state: RequestState, response: Response, *, committed: bool) -> None: ...
-
-    def drop(self, state: RequestState, error: BaseException | None) -> None: ...
 
 
 class Tracing(Protocol):
@@ -148,16 +133,11 @@ class Guard:
         observers: Observers,
         activity: Activity | None = None,
         lost_fields: LostFields | None = None,
-        observe: Callable[[Guard], Observing] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`observe` makes the observer. None: this guard is that of an observer."""
         self.engine = engine
-        self._observe = observe
         self._tracing = tracing
         self.replies = Replies(app, settings, callbacks)
-        self._observer: Observing | None = None
-        self._making = Lock()
         self.activity = activity
         self.lost_fields: LostFields = LostFields() if lost_fields is None else lost_fields
         self.abandoned_streams: AbandonedStreams = deque()
@@ -166,7 +146,7 @@ class Guard:
         self._settings = settings
         self._callbacks = callbacks
         self._observers = observers
-        self._credentials = Credentials(settings.credential_headers, allow_anonymous=settings.allow_anonymous)
+        self.reader = RequestReader(app, identities=identities, settings=settings, callbacks=callbacks)
         self._outages = OutageLog()
         self._quarantines = QuarantineLog()
         self._next_body_line = -math.inf
@@ -176,15 +156,6 @@ class Guard:
         # Load orjson now if this host has it: no client waits for an import.
         canonical.fastest_json_digest()
 
-    @property
-    def observer(self) -> Observing | None:
-        """Observes the requests of endpoints that are not enforced. Made, and its code loaded, for the first of them."""
-        if self._observer is None and self._observe is not None:
-            with self._making:
-                if self._observer is None:
-                    self._observer = self._observe(self)
-        return self._observer
-
     # -- before the view
 
     def begin(self, state: RequestState, request: Request) -> Response | None:
@@ -192,60 +163,25 @@ class Guard:
         if self.abandoned_streams:
             self.settle_abandoned()
         policy, settings, callbacks = state.policy, self._settings, self._callbacks
-        observed = policy.mode != "enforce" and self._observe is not None
-        if observed or state.finishing is not None or not settings.enabled:
-            return self._begin_otherwise(state, request)
+        if state.finishing is not None:
+            return self._adopt(state, state.finishing, request)
+        if policy.mode != "enforce" or not settings.enabled:
+            return self._run_without_key(state)
+        if self.activity is not None:
+            state.began = perf_counter()
         try:
-            in_body = policy.key is not None or policy.form_field is not None
-            values = self._keys_in_body(state, request) if in_body else client_keys(request, policy)
-            if not values:
-                if policy.required and self.activity is not None:
-                    self.activity.count(state.operation, without_key(self._credentials.kind_of(request)))
-                return self._run_without_key(state, required=policy.required)
-            if self.activity is not None:
-                state.began = perf_counter()
-            state.client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
-            if callbacks.tenant is not None:
-                state.tenant = load_tenant(callbacks, self._app)
-            state.principal = policy.principal
-            if policy.principal is None:
-                state.principal = self._credentials.principal(
-                    callbacks.principal, request, self._app, in_view=state.deferred
-                )
-            if state.principal is None and settings.allow_anonymous is False:
-                return self._refuse(state, Problem("principal-required"))
-            state.body = read_body(request, most=policy.max_request_body)
-            if len(state.operation) > LONGEST_NAME:
-                bounded(state.operation, "endpoint of this view has")
-            operation = state.operation if policy.scope == "operation" else None
-            scope = Scope(settings.namespace, state.tenant, state.principal, operation, policy.principal is not None)
-            prints, former_prints = fingerprints(
-                request,
-                policy,
-                self._identities,
-                body=state.body,
-                # Read for each request: an application may set them after the extension was set up.
-                by_host=self._app.url_map.host_matching or self._app.subdomain_matching,
-                csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
-            )
-            # The request under every secret in use, newest first; then under its former names, if there are any.
-            requests = claim_requests(
-                scope,
-                state.client_key,
-                self._identities,
-                prints,
-                former_prints=former_prints,
-                policy=policy,
-                method=request.method,
-                operation=state.operation,
-                hashed=settings.hash_identities,
-                timestamp=key_timestamp(state.client_key),
-                trace="" if self._tracing is None else self._tracing.trace(),
-            )
-            if settings.former_identity is not None:
-                requests = self._with_former(settings.former_identity, state, request, scope, requests)
-        except (UnknownCaller, InvalidKey, TruncatedBody, BodyTooLarge, BodyNotKept) as error:
-            return self._unreadable(state, error)
+            trace = "" if self._tracing is None else self._tracing.trace()
+            requests = self.reader.read(state, request, trace=trace)
+        except UnknownCaller as error:
+            return self._refuse(state, self._unknown_caller(state, error))
+        except BodyNotKept as error:
+            return self._body_failed(state, error)
+        except (InvalidKey, AnonymousCaller, TruncatedBody, BodyTooLarge) as error:
+            return self._refuse(state, failure(error))
+        if not requests:
+            if policy.required and self.activity is not None:
+                self.activity.count(state.operation, without_key(self.reader.credentials.kind_of(request)))
+            return self._run_without_key(state, required=policy.required)
         state.record = requests[0].key.label
         quota = settings.quota
         if callbacks.quota is not None or settings.tenant_shards > 1:
@@ -272,29 +208,6 @@ class Guard:
         response = self._outcome(state, outcome)
         state.phase = Phase.ANSWERED
         return response
-
-    def _begin_otherwise(self, state: RequestState, request: Request) -> Response | None:
-        """Begin a request that claims no key of its own: the janitor's, or one that is not enforced."""
-        if state.finishing is not None:
-            return self._adopt(state, state.finishing, request)
-        if self._settings.enabled:
-            try:
-                if (observer := self.observer) is not None:
-                    observer.watch(state, request)
-            except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
-                _log.exception("%s could not observe a request. The request was not affected.", state.operation)
-        return self._run_without_key(state)
-
-    def _keys_in_body(self, state: RequestState, request: Request) -> list[str]:
-        """Return the keys of a request whose body may carry them."""
-        policy = state.policy
-        if policy.key is not None:
-            state.body = read_body(request, most=policy.max_request_body)
-            return found_key(request, self._app.ensure_sync(policy.key), state.body)
-        values = client_keys(request, policy)
-        if request.mimetype in FORM_TYPES:
-            state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
-        return values
 
     def _let_steps_begin(self, state: RequestState, request: Request, claim: Claim, steps: Steps) -> None:
         """Say where steps may run. Keep the request for the janitor, if it may finish it, from the first step on."""
@@ -324,11 +237,11 @@ class Guard:
         if callbacks.tenant is not None:
             state.tenant = load_tenant(callbacks, self._app)
         try:
-            state.principal = self._credentials.principal(
+            state.principal = self.reader.credentials.principal(
                 callbacks.principal, request, self._app, in_view=state.deferred
             )
         except UnknownCaller as error:
-            return self._unreadable(state, error)
+            return self._refuse(state, self._unknown_caller(state, error))
         if not finishing.adopt(state.tenant, state.principal):
             return self._refuse(state, Problem("principal-required", status=403))
         state.record, state.claim, state.oldest = claim.label, claim, finishing.oldest
@@ -337,22 +250,6 @@ class Guard:
         if self.activity is not None:
             state.began = perf_counter()
         return None
-
-    def _unreadable(
-        self, state: RequestState, error: UnknownCaller | InvalidKey | TruncatedBody | BodyTooLarge | BodyNotKept
-    ) -> Response:
-        """Refuse a request without a known caller, a sound key or a whole body: no claim was asked for."""
-        match error:
-            case UnknownCaller():
-                return self._refuse(state, self._unknown_caller(state, error))
-            case InvalidKey():
-                return self._refuse(state, failure(error))
-            case TruncatedBody():
-                return self._refuse(state, Problem("truncated-body"))
-            case BodyTooLarge():
-                return self._refuse(state, Problem("request-too-large"))
-            case _:
-                return self._body_failed(state, error)
 
     def _run_without_key(self, state: RequestState, *, required: bool = False) -> Response | None:
         """Let the view run without a claim, unless it needs a key. Rows of transactional work are ours to commit."""
@@ -365,20 +262,6 @@ class Guard:
             except InheritedConnection as error:
                 return self._refuse(state, failure(error))
         return None
-
-    def _with_former(
-        self,
-        former: FormerIdentity,
-        state: RequestState,
-        request: Request,
-        scope: Scope,
-        requests: Sequence[ClaimRequest],
-    ) -> list[ClaimRequest]:
-        """Add the same requests by the names that IDEMPOTENCY_FORMER_IDENTITY gives the tenant and the principal."""
-        if state.policy.principal is not None:
-            former = replace(former, principal=None)  # the policy names this caller, and no loader did
-        state.former = former_names(former, state.tenant, state.principal, request, self._app, in_view=state.deferred)
-        return with_former(former, state.former, scope, state.client_key, requests, self._identities)
 
     # -- responses in the view's place
 
@@ -396,20 +279,6 @@ class Guard:
         response = self.replies.build(reply, state.policy)
         state.reply, state.response, state.looks = reply, response, looks(response)
         return response
-
-    def key_status(self, policies: Policies) -> KeyStatusView:
-        """Make what tells clients what became of their keys."""
-        from flask_idempotency.web.key_status import KeyStatusView  # for applications with a status view
-
-        return KeyStatusView(
-            self._app,
-            engine=self.engine,
-            identities=self._identities,
-            settings=self._settings,
-            callbacks=self._callbacks,
-            policies=policies,
-            problem=self.replies.build,
-        )
 
     def rebuild(self, state: RequestState) -> Response | None:
         """Build the response again that was sent in the view's place: the first may have changed. None: there was none."""
@@ -536,10 +405,17 @@ class Guard:
         """Return whether a fault of this view's work is not refused: its requests are not enforced."""
         return not self._settings.enabled or state.policy.mode != "enforce"
 
-    def capture(self, state: RequestState, response: Response, *, tee: type[Tee] = Tee) -> None:
+    def capture(
+        self,
+        state: RequestState,
+        response: Response,
+        *,
+        tee: type[Tee] = Tee,
+        on_end: Callable[[RequestState, StreamEnd], None] | None = None,
+    ) -> None:
         """Take the response as the view and its `after_this_request` functions left it, before any other hook changes it.
 
-        A stream then passes through a `tee`.
+        A stream then passes through a `tee`, and `on_end` is called when it ends: without one, this guard ends the claim.
         """
         state.status = response.status_code
         if state.phase is Phase.ANSWERED and state.reply is not None:
@@ -549,8 +425,6 @@ class Guard:
         elif state.phase is Phase.UNPROTECTED:
             response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
         if state.phase is not Phase.CLAIMED:
-            if state.shadow is not None and (observer := self.observer) is not None:
-                observer.look(state, response)
             return
         earlier = state.tee() if state.tee is not None else None
         if earlier is not None and response.response is not earlier:
@@ -562,7 +436,7 @@ class Guard:
         taken = capture(
             response,
             state.policy,
-            on_end=partial(self._stream_ended, state),
+            on_end=partial(on_end or self._stream_ended, state),
             abandoned=self.abandoned_streams,
             tee=tee,
         )
@@ -572,76 +446,44 @@ class Guard:
 
     def finish(self, state: RequestState, response: Response) -> None:
         """End the claim: all hooks have run and the session is saved. Replace a response that must not be sent."""
-        captured, claim = state.capture, state.claim
+        claim = state.claim
         if claim is None:
             return
-        transactional = claim.transactional
-        if captured is None:
-            if transactional:
-                self._uncaptured(state, response)
-            return
-        # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
-        status = max(captured.head.status, response.status_code)
-        # An error that was only reported, and got a response below 500 or a 503, was dealt with: that status was chosen.
-        chosen = status < 500 or status in RELEASED_BY_DEFAULT
-        failed = state.error if state.escaped or not chosen or state.end is StreamEnd.ERROR else None
-        # A status that a hook put over a final response does not say what the view has done.
-        overruled = status != captured.head.status not in RELEASED_BY_DEFAULT
-        state.decision = decide(state, response=response, status=status, error=failed, overruled=overruled)
-        too_large = failed is None and captured.head.status == status == RequestEntityTooLarge.code
-        if too_large and state.body is not None and state.body.unread:
-            # The body was not read, so a retry cannot be recognised as one: it shall get 413 again, not `key-reused`.
+        verdict, steps = judge_response(state, response, self.lost_fields), claim.steps
+        if verdict is UNCAPTURED:
+            _log.error("%s was answered without after_request functions, so it was not committed", state.operation)
             state.decision = Decision.RELEASE
-        steps = claim.steps
-        held = "" if steps is None else _held(state, steps)
-        if captured.lost and state.decision is Decision.KEEP and not held:
-            self.lost_fields.note(state.operation, captured, state.policy)
-        if state.tee is not None and state.end is None and self._streams_on(state, response, claim, held=bool(held)):
+            self._settle_quietly(state, verdict)
+            self._replace_rolled_back(state, response, None)
             return
-        stored = captured.result if state.tee is None else state.result
-        # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
-        if stored is None or status >= (400 if transactional else 500) > stored.status:
-            stored = replace(captured.tombstone, status=status)
-        rows = False
-        if transactional:
-            rows = with_rows(state, status=status, error=failed)
-            if state.decision is Decision.RELEASE:
-                state.has_written = claim.has_written()
+        if verdict is None:
+            released = state.phase is Phase.STREAMING and state.decision is Decision.RELEASE
+            if released and steps is not None and steps.has_effects and not steps.in_doubt:
+                response.headers[PAUSED[0]] = PAUSED[1]
+            return
+        transactional = claim.transactional
+        if transactional and verdict.decision is Decision.RELEASE:
+            state.has_written = claim.has_written()
         state.phase = Phase.DONE
         try:
-            ended = settle(state, state.decision, stored, reason=f"status-{status}", rows=rows)
+            ended = settle(state, verdict.decision, verdict.stored, reason=verdict.reason, rows=verdict.rows)
         except LeaseLost:
             self._replace_lost(state, response)
         except (NotCommitted, StoreUnavailable) as error:
             self._replace_uncommitted(state, response, error)
         else:
             if ended is Decision.QUARANTINE and state.unstated:
-                self._quarantines.quarantined(state, f"status-{status}")
-            if transactional and state.decision is not Decision.KEEP:
-                self._replace_rolled_back(state, response, failed)
-            if held:
-                self._replace_response(state, response, refusal(Unknown(held)))
+                self._quarantines.quarantined(state, verdict.reason)
+            if transactional and verdict.decision is not Decision.KEEP:
+                self._replace_rolled_back(state, response, verdict.error)
+            if verdict.held:
+                self._replace_response(state, response, refusal(Unknown(verdict.held)))
             elif state.escaped_refusal is not None and steps is not None:
                 self._replace_refusal(state, response, state.escaped_refusal, in_doubt=steps.in_doubt)
             if claim.paused:
                 response.headers[PAUSED[0]] = PAUSED[1]
         if self.activity is not None:
             self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
-
-    def _streams_on(self, state: RequestState, response: Response, claim: Claim, *, held: bool) -> bool:
-        """Return whether the claim ends after the last byte of a stream. Else its body is not kept."""
-        tee = None if state.tee is None else state.tee()
-        if tee is None or claim.transactional or held:
-            if tee is not None:
-                # The rows are committed before the first byte leaves. The body is not known then.
-                tee.mute()
-            state.end = StreamEnd.CLOSED
-            return False
-        state.phase = Phase.STREAMING
-        steps = claim.steps
-        if steps is not None and state.decision is Decision.RELEASE and steps.has_effects and not steps.in_doubt:
-            response.headers[PAUSED[0]] = PAUSED[1]
-        return True
 
     def refused_step(self, state: RequestState, error: IdempotencyError) -> Response:
         """Build the response for an error of ours that a step raised and the view let through."""
@@ -662,39 +504,29 @@ class Guard:
             self._replace_response(state, response, paused)
 
     def abandon(self, state: RequestState, error: BaseException | None) -> None:
-        """End the claim of a request without a response of its view: an error propagated, or a later hook failed.
+        """End the claim of a request without a response of its view: an error propagated, or a later hook failed."""
+        self._settle_quietly(state, judge_unanswered(state, error))
 
-        Without an error, the guard cannot tell whether the view ran: Flask says nothing between our last hook and the
-        view. An application may have left out its after_request functions, hidden an interrupt from its teardown
-        functions, or driven a context by hand. So the key is left as a worker that vanished would leave it.
-        """
-        if error is None and state.escaped:
-            error = state.error  # hidden from teardown functions, but not from us
-        if error is None:
-            decision, reason = vanished(state), "unanswered"
-        elif isinstance(error, Exception):
-            decision, reason = decide(state, response=None, status=500, error=error), "error"
-        else:
-            decision, reason = vanished(state), "worker-interrupted"
-        self._settle_quietly(state, decision, StoredResponse(status=500, kept=False), reason=reason)
-
-    def _settle(self, state: RequestState, decision: Decision, stored: StoredResponse, *, reason: str) -> None:
+    def _settle(self, state: RequestState, verdict: Verdict) -> None:
         """End the claim once, however often this is called.
 
         Raises `LeaseLost`; if the work is transactional, also `NotCommitted` and `StoreUnavailable`; and no other error.
         """
         state.phase = Phase.DONE
-        if settle(state, decision, stored, reason=reason) is Decision.QUARANTINE and state.unstated:
-            self._quarantines.quarantined(state, reason)
+        ended = settle(state, verdict.decision, verdict.stored, reason=verdict.reason)
+        if ended is Decision.QUARANTINE and state.unstated:
+            self._quarantines.quarantined(state, verdict.reason)
 
-    def _settle_quietly(self, state: RequestState, decision: Decision, stored: StoredResponse, *, reason: str) -> None:
+    def _settle_quietly(self, state: RequestState, verdict: Verdict) -> None:
         """End the claim where no response is left to replace."""
         try:
-            self._settle(state, decision, stored, reason=reason)
+            self._settle(state, verdict)
         except LeaseLost:
             pass  # published when the engine found it
         except (NotCommitted, StoreUnavailable) as error:
-            _log.warning("%s was not committed (%s)", state.operation, _uncommitted(error))
+            # The text of the former is ours, and may name a remedy.
+            why = str(error) if isinstance(error, NotCommitted) else cause_of(error)
+            _log.warning("%s was not committed (%s)", state.operation, why)
 
     # -- streams
 
@@ -703,26 +535,12 @@ class Guard:
 
         Raises `LeaseLost` where the end of a whole response would follow, and the claim is no longer ours.
         """
-        if state.phase not in (Phase.CLAIMED, Phase.STREAMING) or state.capture is None:
+        verdict = judge_stream(state, end)
+        if verdict is None:
             return
-        state.end = end
-        tee = state.tee() if state.tee is not None else None
-        state.result = replace(state.capture, tee=tee).result or state.capture.tombstone
-        if end is StreamEnd.ERROR:
-            state.error = sys.exc_info()[1]
-        if state.phase is not Phase.STREAMING:
-            return
-        error = state.error if end is StreamEnd.ERROR else None
-        if error is None:
-            decision, reason = state.decision or Decision.QUARANTINE, f"status-{state.result.status}"
-        elif isinstance(error, Exception):
-            decision = decide(state, response=None, status=state.result.status, error=error)
-            reason = "stream-failed"
-        else:
-            decision, reason = vanished(state), "worker-interrupted"
         # Only what was produced to the end can be broken off: elsewhere the transfer is broken already.
-        settle = self._settle if end is StreamEnd.EXHAUSTED else self._settle_quietly
-        settle(state, decision, state.result, reason=reason)
+        settle_it = self._settle if end is StreamEnd.EXHAUSTED else self._settle_quietly
+        settle_it(state, verdict)
         if self.activity is not None:
             self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
 
@@ -787,14 +605,6 @@ class Guard:
             problem = refusal(Unknown(reason="not-kept")) if unknown else Problem("not-committed")
             self._replace_response(state, response, problem)
 
-    def _uncaptured(self, state: RequestState, response: Response) -> None:
-        """The application left out its after_request functions, and with them ours: its response is not known."""
-        _log.error("%s was answered without after_request functions, so it was not committed", state.operation)
-        state.decision = Decision.RELEASE
-        stored = StoredResponse(status=500, kept=False)
-        self._settle_quietly(state, Decision.RELEASE, stored, reason="uncaptured")
-        self._replace_rolled_back(state, response, None)
-
     # -- the rows of transactional views that run without a claim
 
     def _join_unclaimed(self, state: RequestState) -> None:
@@ -837,20 +647,6 @@ class Guard:
                 "stream or a late callback writes must be written before, or committed by itself",
                 state.operation,
             )
-
-
-def _uncommitted(error: NotCommitted | StoreUnavailable) -> str:
-    # The text of the former is ours, and may name a remedy.
-    return str(error) if isinstance(error, NotCommitted) else cause_of(error)
-
-
-def _held(state: RequestState, steps: Steps) -> str:
-    """Return why the recorded steps hold the key back from a completion, or empty."""
-    if state.escaped_refusal is not None:
-        state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
-    if state.finishing is not None and state.decision is not None and stopped_short(state, state.decision):
-        state.decision, state.finishing.reason = Decision.RELEASE, NOT_REACHED
-    return steps.hold() if state.decision is Decision.KEEP else steps.poisoned
 
 
 def _ignore() -> None:

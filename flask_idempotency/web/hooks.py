@@ -24,6 +24,7 @@ from flask import Flask, Request, appcontext_pushed, got_request_exception, requ
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.activity import REPLAYED_TIME
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
@@ -33,7 +34,7 @@ from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.monitors import IdentityMonitor, JanitorMonitor
+from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
@@ -51,7 +52,9 @@ from flask_idempotency.web.unreached import (
 )
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.events import Observers
     from flask_idempotency.web.key_status import KeyStatusView
+    from flask_idempotency.web.observing import Observer
 
 STATUS_MODULE: Final = "flask_idempotency.web.key_status"
 """Where the status view is. Most applications never load it."""
@@ -75,8 +78,13 @@ def _finished(sender: Flask, response: Response, **_: Any) -> None:
     """Receive the end of every request, with a key or without. Most requests have nothing to finish."""
     hooks: Hooks = sender.extensions["idempotency"].hooks
     here = context.get(None)
-    if hooks._guard.abandoned_streams or (here is not None and getattr(here.request, hooks._key, None) is not None):
-        hooks.finish(response)
+    state = None if here is None else getattr(here.request, hooks._key, None)
+    if hooks._guard.abandoned_streams:
+        # In any request: those with a key may be rare. One only: each may wait for the store.
+        notice()
+        hooks._guard.settle_abandoned(most=1)
+    if state is not None:
+        hooks.finish(state, response)
 
 
 def _failed(sender: Flask, exception: BaseException, **_: Any) -> None:
@@ -94,25 +102,20 @@ class Hooks:
         policies: Policies,
         settings: Settings,
         callbacks: Callbacks,
-        *,
-        counts: bool = False,
-        janitor: JanitorMonitor | None = None,
-        identity: IdentityMonitor | None = None,
+        built: Services,
+        observers: Observers,
     ) -> None:
-        """Take what the application's requests need.
-
-        `counts`: whether the store can count what each tenant has. `janitor` is None if no janitor is expected. `identity`
-        is None if the store cannot remember the shape of identity, or no other process sees the store.
-        """
         self._app = app
         self._guard = guard
         self._policies = policies
         self._resolved = policies.resolved
         self._settings = settings
         self._callbacks = callbacks
-        self._counts = counts
-        self._janitor = janitor
-        self._identity = identity
+        self._built = built
+        self._observers = observers
+        self._observer: Observer | None = None
+        self._janitor = watch_of(built, settings, observers)
+        self._identity = shape_watch_of(app, built, settings, callbacks, policies)
         self._enabled = settings.enabled
         self._key = environ_key(app)
         self._last = LastHooks(app, self._key, before=self.begin, after=self.capture, teardown=self.teardown)
@@ -133,7 +136,7 @@ class Hooks:
         self._app.url_value_preprocessor(self.note)
         processors = self._app.url_value_preprocessors[None]
         processors.insert(0, processors.pop())
-        if self._guard.engine.transactions is not None:
+        if self._built.engine.transactions is not None:
             # Before any hook or session interface of the application uses its database.
             appcontext_pushed.connect(_entered, self._app)
         request_finished.connect(_finished, self._app)
@@ -219,8 +222,8 @@ class Hooks:
         if fault:
             state.fault = fault
         setattr(here, self._key, state)
-        if joint and self._app.testing and self._guard.engine.transactions is not None:
-            self._guard.engine.transactions.begin()
+        if joint and self._app.testing and self._built.engine.transactions is not None:
+            self._built.engine.transactions.begin()
         if keyed or not resolved.observed:
             watch_body(here)
         self._last.keep(scope)
@@ -238,6 +241,11 @@ class Hooks:
         here = context.get()
         state.context = id(here)
         state.note_session()
+        if state.policy.mode != "enforce" and self._enabled:
+            try:
+                self.observer.watch(state, here.request)
+            except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
+                _log.exception("%s could not observe a request. The request was not affected.", state.operation)
         return self._guard.begin(state, here.request)
 
     def from_view(self, state: RequestState) -> Response | None:
@@ -266,6 +274,8 @@ class Hooks:
         if state.policy.effects == "transactional":
             response = self._guard.flushed(state, response)
         self._guard.capture(state, response)
+        if state.shadow is not None:
+            self.observer.look(state, state.shadow, response)
         if state.capture is not None:
             state.sets_cookie = state.session_changed() or state.capture.sets_cookie
         body = state.body
@@ -287,15 +297,8 @@ class Hooks:
         if state.phase is Phase.ANSWERED:
             state.phase = Phase.DONE  # a hook failed after the guard's response: the client gets that hook's 500
 
-    def finish(self, response: Response) -> None:
+    def finish(self, state: RequestState, response: Response) -> None:
         """End the claim: all hooks have succeeded and the session is saved, so the response is final."""
-        if self._guard.abandoned_streams:
-            # In any request: those with a key may be rare. One only: each may wait for the store.
-            notice()
-            self._guard.settle_abandoned(most=1)
-        state = self._state()
-        if state is None:
-            return
         if state.phase is Phase.CLAIMED and state.context == id(context.get(None)):
             self._guard.finish(state, response)
             if state.sets_cookie and state.decision is Decision.KEEP:
@@ -318,12 +321,8 @@ class Hooks:
             state.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (state.phase is Phase.NEW and state.reached)
         ):
             committed = self._guard.commit_unclaimed(state, response)
-        if (
-            state.shadow is not None
-            and (observer := self._guard.observer) is not None
-            and state.context == id(context.get(None))
-        ):
-            observer.end(state, response, committed=committed)
+        if state.shadow is not None and state.context == id(context.get(None)):
+            self.observer.end(state, state.shadow, response, committed=committed)
         if state.client_key and self._janitor is not None:
             self._janitor.look()
         if state.claim is not None and self._identity is not None:
@@ -335,12 +334,8 @@ class Hooks:
             self._guard.abandon(state, error)
         elif state.phase is Phase.DONE and state.policy.effects == "transactional":
             self._guard.log_unsaved(state)
-        if (
-            state.shadow is not None
-            and (observer := self._guard.observer) is not None
-            and state.context == id(context.get(None))
-        ):
-            observer.drop(state, error)
+        if state.shadow is not None and state.context == id(context.get(None)):
+            self.observer.drop(state, state.shadow, error)
         if state.unclaimed is not None and state.context == id(context.get(None)):
             state.unclaimed.leave()
 
@@ -351,7 +346,7 @@ class Hooks:
                 return
             self.report()
             try:
-                check_counted(self._callbacks, self._settings.quota, counts=self._counts)
+                check_counted(self._callbacks, self._settings.quota, counts=self._built.ledger is not None)
             except ConfigurationError as error:
                 self._fault = str(error)
                 _log.error("Requests with a key answer 500 until you change this: %s", error)
@@ -381,7 +376,30 @@ class Hooks:
     @cached_property
     def key_status(self) -> KeyStatusView:
         """Tells clients what became of their keys. Made for the first that asks."""
-        return self._guard.key_status(self._policies)
+        from flask_idempotency.web.key_status import KeyStatusView  # for applications with a status view
+
+        return KeyStatusView(
+            self._app,
+            engine=self._built.engine,
+            identities=identities(self._settings),
+            settings=self._settings,
+            callbacks=self._callbacks,
+            policies=self._policies,
+            problem=self._guard.replies.build,
+        )
+
+    @property
+    def observer(self) -> Observer:
+        """Observes the requests of endpoints that are not enforced. Made, and its code loaded, for the first of them."""
+        if self._observer is None:
+            from flask_idempotency.web.observing import Observer  # for applications that do not enforce everywhere
+
+            with self._check:
+                if self._observer is None:
+                    self._observer = Observer(
+                        self._guard, self._settings.quota, self._observers, self._built.observations
+                    )
+        return self._observer
 
     def _closed(self, endpoint: str, policy: Policy, fault: str) -> Response:
         """Refuse a request that must not run unprotected, and cannot be protected."""

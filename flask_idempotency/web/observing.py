@@ -1,8 +1,9 @@
 """Observe the requests of endpoints in `mode` `observe` or `warn`: count what enforcing would do with each, and change none.
 
-`Observer` is a guard that never answers. It reads a request and judges its ending by the guard's own code, on a state apart:
-the shadow. `Watcher` is its engine, and asks `Observations` instead of a store. So the view runs as a request without a key
-does, and what is counted is what enforcing would have done. Whatever fails in here is counted as `failed`, and goes no further.
+An observed request has a state apart, its shadow: the view and the hooks find no claim in their own. The shadow has a claim of
+the engine like any other, whose store (`ObservingStore`) only remembers which keys were seen. It is read and judged by the code
+that enforces, so what is counted is what enforcing would have done. No response is made or replaced here. Whatever fails in
+here is counted as `failed`, and goes no further.
 
 Not judged: quotas, replay guards, erased responses, keys that `remember` refuses, records under older secrets and former
 names, recorded steps, and the early commits of transactional views.
@@ -13,41 +14,49 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from functools import partial
+from math import inf
 from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 from flask import Request
 from werkzeug.wrappers import Response
 
+from flask_idempotency.activity import COUNTERS
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import activity as names
-from flask_idempotency.engine.claim import Claim, ClaimEnding, Dependencies
-from flask_idempotency.engine.engine import Engine, Outcome
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    IdempotencyError,
-    NotCommitted,
-    StoreUnavailable,
-)
-from flask_idempotency.engine.events import Observation, Observers
+from flask_idempotency.engine.claim import Claim, Dependencies
+from flask_idempotency.engine.ending import settle
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import IdempotencyError, InvalidKey, StoreUnavailable
+from flask_idempotency.engine.events import Completed, Event, Observation, Observers, Quarantined, Released
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import new_token
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredResponse
+from flask_idempotency.engine.model import (
+    ClaimRequest,
+    Expired,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnExpiry,
+    OverQuota,
+    StoredPayload,
+    Unknown,
+)
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
 from flask_idempotency.engine.outages import cause_of
-from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.engine.waiting import Waiters
-from flask_idempotency.web.callbacks import Callbacks
-from flask_idempotency.web.guard import COUNTED_HERE, Guard
-from flask_idempotency.web.principals import UnknownCaller
-from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.request_body import BodyNotKept
-from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
+from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.judging import NO_RESPONSE, Verdict, judge_response, judge_stream, judge_unanswered
+from flask_idempotency.web.principals import AnonymousCaller, UnknownCaller
+from flask_idempotency.web.request_body import BodyTooLarge, TruncatedBody
+from flask_idempotency.web.request_state import Phase, RequestState, session_here
 from flask_idempotency.web.responses import StreamEnd, Tee
 
 STATUS: Final = "Idempotency-Status"
@@ -84,217 +93,59 @@ MOST_TENANTS: Final = 10_000
 UNKNOWN_KEPT_SECONDS: Final = float(names.KEPT_SECONDS[names.HOUR])
 """How long a key that enforcing would have quarantined is remembered, at least. A record would stay; counts go after this."""
 
-_SIGHTED: Final = {
-    Sighting.REPLAY: names.REPLAYED,
-    Sighting.CONFLICT: names.CONFLICT,
-    Sighting.MISMATCH: names.MISMATCH,
-    Sighting.UNKNOWN: names.UNKNOWN,
+_REFUSALS: Final[Mapping[Sighting, StoreOutcome]] = {
+    Sighting.REPLAY: Expired(first_seen=0.0),
+    Sighting.CONFLICT: InFlight(retry_after=0.0),
+    Sighting.MISMATCH: Mismatched(first_seen=0.0),
+    Sighting.UNKNOWN: Unknown(reason=""),
 }
+"""Why a key is not granted, by what was found under it. Of a response, only the fact of completion is remembered."""
 
-_UNUSED: Any = None
-"""A watch writes no record and seals no response. If it tried to, it would fail."""
+_CODEC: Final = EnvelopeCodec(compression=None)
+"""Seals a response as enforcing would, to find out whether it can be kept. The sealed bytes go nowhere."""
 
 T = TypeVar("T")
 
 _log = logging.getLogger("flask_idempotency")
 
 
-class Shadow(RequestState):
-    """The state of an observed request as the guard's code sees it. The view and the hooks see another, without a claim."""
+class PacedObservations:
+    """Asks the store about observed keys, for one application, without making its requests slow or filling the store."""
 
-    caller: str = "anonymous"
-    outcome: str = ""
-    """What enforcing would have done with it: one of `activity.OBSERVED`."""
-    apart: float = 0.0
-    """Seconds since the first request began, for a concurrent duplicate."""
-
-    def mirror(self, state: RequestState) -> None:
-        """Take over what the hooks and the view have noted in the other state."""
-        if state.error is not None:
-            self.error: BaseException | None = state.error
-            self.escaped: bool = state.escaped
-        self.keeps_rows: bool = state.keeps_rows
-
-
-class Watch(Claim):
-    """A claim on a key that refuses no request: its writes go to `Observations`, and never to a record."""
-
-    def __init__(self, watcher: Watcher, policy: Policy, request: ClaimRequest, token: bytes, attempt: int) -> None:
-        granted = [(request, Grant(token, fence=1, attempt=attempt, lease=policy.lease))]
-        super().__init__(watcher.deps, policy, granted, token=token, requested_at=watcher.monotonic())
-        self._watcher = watcher
-        self._keep, self._lease = policy.keep, policy.lease
-        self._began = watcher.monotonic()
-        self.transactional: bool = policy.effects == "transactional"
-        self.sets_cookie = False
-        self.report: Callable[..., None] = _report_nothing
-        """Publish an outcome, and how long the view ran."""
-
-    def point_of_no_return(self) -> None:
-        """Note that the view passed its point of no return. Never raises."""
-        self._point_passed = True
-
-    def _write(self, ending: ClaimEnding) -> None:
-        made_of_it = {"complete": Ending.KEPT, "quarantine": Ending.QUARANTINED}.get(ending.write, Ending.RELEASED)
-        keep = max(self._keep, UNKNOWN_KEPT_SECONDS) if made_of_it is Ending.QUARANTINED else self._keep
-        self._watcher.end(self.key, self._token, made_of_it, keep=keep)
-        self._stored = True
-        seconds = self._watcher.monotonic() - self._began
-        match ending.write:
-            case "complete":
-                self.report(names.COMPLETED, seconds)
-                if ending.sealed is not None and not ending.sealed.response.kept:
-                    self.report(names.NOT_KEPT)
-                if self.sets_cookie:
-                    self.report(names.SETS_COOKIE)
-            case "quarantine":
-                self.report(names.QUARANTINED, seconds)
-            case "release":
-                self.report(names.RELEASED, seconds)
-            case _:
-                pass  # it may have been noted by a store that did not answer, and was counted as failed
-        # It refers to the shadow, and that to this watch: a cycle keeps the request's body until garbage is collected.
-        self.report = _report_nothing
-
-    def _renew(self) -> None:
-        self._watcher.renew(self.key, self._token, lease=self._lease)
-
-
-def _report_nothing(outcome: str, seconds: float = 0.0) -> None:
-    """The watch of a request that was not observed: no request knows of it."""
-
-
-class _NotAsked(StoreUnavailable):
-    """The store was not called, so it has noted nothing."""
-
-
-class Watcher(Engine):
-    """Decide what enforcing would do with a key, from the keys of earlier observed requests."""
-
-    def __init__(
-        self,
-        observations: Observations | None,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        renewer: LeaseRenewer | None = None,
-        quota: Quota | None = None,
-    ) -> None:
-        # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
-        renewer = LeaseRenewer() if renewer is None else renewer
-        self.deps: Dependencies = Dependencies(_UNUSED, _UNUSED, renewer, Waiters(0), Observers(), monotonic=monotonic)
-        super().__init__(self.deps)
-        self.monotonic = monotonic
+    def __init__(self, observations: Observations | None, *, most: int) -> None:
+        """`most`: how many keys of a tenant it records within one `keep`."""
+        self.most = most
+        self.monotonic: Callable[[], float] = time.monotonic
         self._observations = observations
-        # Not its limit of new keys, which is for a window that may be a second.
-        records = None if quota is None else quota.records
-        self._most = MOST_OBSERVED if records is None else min(records, MOST_OBSERVED)
-        self._recorded: OrderedDict[bytes, list[float]] = OrderedDict()
+        self._recorded: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         """By tenant: when its count returns to 0, and the count."""
+        self._resumes_at = -inf
+        """Until then no request is observed, and then one call tries the store. Not finite as long as the store answers."""
         self._unlock()
         after_fork(self._unlock)
-        self._paused_until = float("-inf")
-        self._trying = False
-        """Whether the store failed last, so that one call tries it after the pause."""
-
-    def claim(
-        self,
-        request: ClaimRequest,
-        policy: Policy,
-        *,
-        former: Any = (),
-        quota: Quota | None = None,
-    ) -> Outcome:
-        """Note that this request began. Return a watch if enforcing would let it run, else what was seen before.
-
-        `OverQuota`: nothing was noted, because this process has noted as many keys of the tenant as it may.
-
-        Raises `StoreUnavailable`, also in the pause after the store did not answer, or was slow.
-        """
-        if not self._count(request.key.tid, policy.keep):
-            return OverQuota("records", self._most)
-        token = new_token(request.key.mark)
-        try:
-            seen = self._observe(request, policy, token)
-            if seen.sighting is Sighting.MISMATCH and (formerly := request.as_formerly) is not None:
-                seen = self._observe(formerly, policy, token)
-        except _NotAsked as error:
-            self._discount(request.key.tid)
-            raise StoreUnavailable(str(error)) from None
-        except StoreUnavailable:
-            # It may have noted the request, which will not be watched.
-            Watch(self, policy, request, token, 1).release_later()
-            raise
-        if seen.sighting in (Sighting.NEW, Sighting.TAKEN_OVER):
-            watch = Watch(self, policy, request, token, 1 if seen.sighting is Sighting.NEW else 2)
-            self.deps.renewer.add(watch, after=policy.lease / 3)
-            if seen.sighting is Sighting.TAKEN_OVER:
-                self._discount(request.key.tid)  # its key is recorded already
-            return watch
-        self._discount(request.key.tid)  # its key is recorded already
-        return cast("Outcome", seen)  # only `Observer._outcome` gets it
-
-    def _observe(self, request: ClaimRequest, policy: Policy, token: bytes) -> Observed:
-        return self._ask(
-            lambda store: store.observe(
-                request.key,
-                token=token,
-                fingerprint=request.fingerprint,
-                lease=policy.lease,
-                keep=policy.keep,
-                hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
-            )
-        )
-
-    def renew(self, key: Any, token: bytes, *, lease: float) -> None:
-        """Extend the lease of a watch. Raises `StoreUnavailable`."""
-        self._ask(lambda store: store.renew(key, token, lease=lease))
-
-    def end(self, key: Any, token: bytes, ending: Ending, *, keep: float) -> None:
-        """Note how an observed request ended. Raises `StoreUnavailable`."""
-        self._ask(lambda store: store.end(key, token, ending, keep=keep))
-        if ending is Ending.RELEASED:
-            self._discount(key.tid)  # the store has forgotten it
 
     def _unlock(self) -> None:
         self._counting = Lock()
 
-    def _count(self, tid: bytes, keep: float) -> bool:
-        """Count one more key of this tenant. Return False if it has as many as it may."""
-        with self._counting:
-            now = self.monotonic()
-            count = self._recorded.get(tid)
-            if count is None or count[0] <= now:
-                count = self._recorded[tid] = [now + keep, 0]
-            self._recorded.move_to_end(tid)
-            if len(self._recorded) > MOST_TENANTS:
-                self._recorded.popitem(last=False)
-            if count[1] >= self._most:
-                return False
-            count[1] += 1
-            return True
-
-    def _discount(self, tid: bytes) -> None:
-        with self._counting:
-            count = self._recorded.get(tid)
-            if count is not None and count[1] > 0:
-                count[1] -= 1
-
-    def _ask(self, call: Callable[[Observations], T]) -> T:
-        """Call the store, unless it failed or was slow a short while ago. Then raise `StoreUnavailable` at once.
-
-        Requests wait for these calls. After a pause one call tries the store, and no other waits beside it.
-        """
+    def ready(self) -> Observations:
+        """Return the store to ask. Raises `StoreUnavailable` if there is none, or it failed or was slow a short while ago."""
         if self._observations is None:
-            raise _NotAsked("the store remembers no observed keys: it has no `observations`")
-        began = self.monotonic()
-        if began < self._paused_until:
-            raise _NotAsked("the store did not answer in time a short while ago")
-        trying = self._trying
+            raise StoreUnavailable("the store remembers no observed keys: it has no `observations`")
+        if self.monotonic() < self._resumes_at:
+            raise StoreUnavailable("the store did not answer in time a short while ago")
+        return self._observations
+
+    def ask(self, call: Callable[[Observations], T]) -> T:
+        """Call the store, if it is ready. Requests wait for these calls, so one that fails or is slow is followed by a pause.
+
+        After a pause one call tries the store, and no other waits beside it. Raises `StoreUnavailable`.
+        """
+        store, began, failed = self.ready(), self.monotonic(), False
+        trying = self._resumes_at > -inf
         if trying:
-            self._paused_until = began + PAUSE_SECONDS
-        failed = False
+            self._resumes_at = began + PAUSE_SECONDS
         try:
-            return call(self._observations)
+            return call(store)
         except StoreUnavailable:
             failed = True
             raise
@@ -302,33 +153,79 @@ class Watcher(Engine):
             now = self.monotonic()
             if failed or now - began > SLOW_SECONDS:
                 pause = min(max(PAUSE_SECONDS, PAUSE_FACTOR * (now - began)), LONGEST_PAUSE_SECONDS)
-                self._paused_until, self._trying = max(self._paused_until, now + pause), True
+                self._resumes_at = max(self._resumes_at, now + pause)
             elif trying:
-                self._paused_until, self._trying = now, False
+                self._resumes_at = -inf
+
+    def count(self, tid: bytes, keep: float, more: int) -> bool:
+        """Add this to the number of keys that are recorded of a tenant. Return False if it has too many now."""
+        with self._counting:
+            now = self.monotonic()
+            ends, number = self._recorded.pop(tid, (now, 0))
+            if ends <= now:
+                ends, number = now + keep, 0
+            fits = number + more <= self.most
+            self._recorded[tid] = ends, max(number + more, 0) if fits else number
+            if len(self._recorded) > MOST_TENANTS:
+                self._recorded.popitem(last=False)
+            return fits
 
 
-class _Callers:
-    """The loaders that name a caller. Quotas and replays are not judged, so their functions are not called."""
+class ObservingStore:
+    """Implements `engine.store.Store` for the claim of one observed request. It keeps no record, and refuses no write."""
 
-    quota = replay_guard = problem_renderer = None
+    def __init__(self, paced: PacedObservations, *, keep: float) -> None:
+        self._paced = paced
+        self._keep = keep
+        self.found: Observed | None = None
+        """What the request found under its key."""
 
-    def __init__(self, callbacks: Callbacks) -> None:
-        self._callbacks = callbacks
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
+        paced, tid = self._paced, request.key.tid
+        if not paced.count(tid, self._keep, 1):
+            return OverQuota("records", paced.most)
+        # If it fails, the store may have noted the key: the engine releases it later.
+        self.found = paced.ask(
+            lambda store: store.observe(
+                request.key,
+                token=token,
+                fingerprint=request.fingerprint,
+                lease=lease,
+                keep=self._keep,
+                hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
+            )
+        )
+        sighting = self.found.sighting
+        if sighting is not Sighting.NEW:
+            paced.count(tid, self._keep, -1)
+        return _REFUSALS.get(sighting) or Grant(token, fence=1, attempt=1 + (sighting is not Sighting.NEW), lease=lease)
 
-    @property
-    def principal(self) -> Any:
-        return self._callbacks.principal
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        self._paced.ask(lambda store: store.renew(key, token, lease=lease))
 
-    @property
-    def tenant(self) -> Any:
-        return self._callbacks.tenant
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
+        """Do nothing: the claim itself knows that its view passed the point."""
 
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        self._end(key, token, Ending.KEPT, keep)
 
-class _SilentLog(QuarantineLog):
-    """No key of an observed request is quarantined."""
+    def release(self, key: StorageKey, token: bytes) -> None:
+        self._end(key, token, Ending.RELEASED, self._keep)
+        self._paced.count(key.tid, self._keep, -1)  # the store has forgotten it
 
-    def quarantined(self, state: RequestState, reason: str) -> None:
-        pass
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
+        self._end(key, token, Ending.QUARANTINED, max(self._keep, UNKNOWN_KEPT_SECONDS))
+
+    def read(self, key: StorageKey) -> None:
+        """Return None: there is no record."""
+
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
+        """Do nothing: there is no record."""
+
+    def _end(self, key: StorageKey, token: bytes, ending: Ending, keep: float) -> None:
+        self._paced.ask(lambda store: store.end(key, token, ending, keep=keep))
 
 
 class Meter(Tee):
@@ -372,179 +269,158 @@ class Meter(Tee):
             self._ended(StreamEnd.CLOSED)
 
 
-class Observer(Guard):
-    """A guard that changes no request. `observations` is None if the store cannot remember them: then each counts as failed."""
+class Observer:
+    """Observes the requests of one application. `observations`: None if the store cannot remember them, so each fails."""
 
-    def __init__(self, guard: Guard, observations: Observations | None) -> None:
-        super().__init__(
-            guard._app,
-            engine=Watcher(observations, quota=guard._settings.quota),
-            identities=guard._identities[:1],
-            settings=replace(guard._settings, former_identity=None, quota=None),
-            callbacks=cast("Callbacks", _Callers(guard._callbacks)),
-            observers=Observers(),
-            lost_fields=guard.lost_fields,
+    def __init__(
+        self, guard: Guard, quota: Quota | None, publish: Observers, observations: Observations | None
+    ) -> None:
+        self._guard = guard
+        self._publish = publish
+        # Not its limit of new keys, which is for a window that may be a second.
+        records = None if quota is None else quota.records
+        self.paced = PacedObservations(
+            observations, most=min(MOST_OBSERVED if records is None else records, MOST_OBSERVED)
         )
-        self.abandoned_streams = guard.abandoned_streams
-        self._publish = guard._observers
-        self._quarantines = _SilentLog()
-        self._failures: set[tuple[str, str]] = set()
+        # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
+        self.renewer = LeaseRenewer()
+        self._logged: set[tuple[str, str]] = set()
         """Endpoints with the kind of failure that has been logged."""
-
-    # -- what the guard calls
 
     def watch(self, state: RequestState, request: Request) -> None:
         """Note that this request began, and what enforcing would do with it."""
-        shadow = Shadow(state.policy, state.operation, state.scope, state.deferred, state.from_view)
-        state.shadow, shadow.context = shadow, state.context
+        if self._guard.abandoned_streams:
+            self._guard.settle_abandoned()  # one of them may have this key
+        shadow = RequestState(state.policy, state.operation, state.scope, state.deferred, state.from_view)
+        state.shadow = shadow
         session = session_here()
         unread = session is not None and getattr(session, "accessed", None) is False
         try:
-            shadow.caller = self._credentials.kind_of(request)
-            super().begin(shadow, request)
-            if (claim := shadow.claim) is not None:
-                shadow.outcome = names.NEW if claim.attempt == 1 else names.TAKEN_OVER
-                if isinstance(claim, Watch):
-                    claim.report = partial(self._report, shadow)
-                state.watch, state.body = claim, shadow.body
-        except Exception as error:  # noqa: BLE001 - a loader may raise anything, and the request goes on
-            self._failed(shadow, error)
-        else:
-            self._report(shadow, shadow.outcome, apart=shadow.apart)
+            with self._counting_failures(shadow):
+                shadow.caller = self._guard.reader.credentials.kind_of(request)
+                shadow.observed, apart = self._outcome(shadow, request)
+                self._report(shadow, shadow.observed, apart)
+                if shadow.claim is not None:
+                    state.watch, state.body = shadow.claim, shadow.body
         finally:
             if unread and session is not None:
                 # Flask adds `Vary: Cookie` for a session that was read, and only our loaders may have read it.
                 session.accessed = False
 
-    def look(self, state: RequestState, response: Response) -> None:
+    def _outcome(self, shadow: RequestState, request: Request) -> tuple[str, float]:
+        """Claim the key of a request, if it has one. Return what enforcing would do with it, and `Observation.apart`."""
+        policy = shadow.policy
+        try:
+            requests = self._guard.reader.read(shadow, request)
+        except UnknownCaller as error:
+            if self._is_first(shadow.operation, "unknown caller"):
+                _log.warning("%s would refuse a request with a key: %s. %s", shadow.operation, error, error.remedy)
+            return names.BAD_REQUEST, 0.0
+        except (InvalidKey, AnonymousCaller, TruncatedBody, BodyTooLarge):
+            return names.BAD_REQUEST, 0.0
+        if not requests:
+            return (names.MISSING_KEY if policy.required else names.UNKEYED), 0.0
+        shadow.record = requests[0].key.label
+        self.paced.ready()
+        store = ObservingStore(self.paced, keep=policy.keep)
+        ended = partial(self._ended, shadow.caller, self.paced.monotonic())
+        deps = Dependencies(store, _CODEC, self.renewer, Waiters(0), Observers([ended]))
+        outcome, _ = Engine(deps).claim_once(requests[:1], policy, None)
+        if isinstance(outcome, Claim):
+            outcome.transactional = policy.effects == "transactional"
+            shadow.claim, shadow.phase = outcome, Phase.CLAIMED
+        match store.found:
+            case None:
+                return names.OVER_QUOTA, 0.0
+            case Observed(Sighting.REPLAY):
+                return names.REPLAYED, 0.0
+            case Observed(Sighting.CONFLICT, apart):
+                return (names.WAIT if policy.in_flight == "wait" else names.CONFLICT), apart
+            case Observed(sighting):
+                return sighting.value, 0.0
+
+    def look(self, state: RequestState, shadow: RequestState, response: Response) -> None:
         """Look at the response as the view left it. Under `warn`, mark what enforcing would have done."""
-        shadow = cast("Shadow", state.shadow)
-        if state.policy.mode == "warn" and shadow.outcome in WARNINGS:
-            response.headers[STATUS] = WARNINGS[shadow.outcome]
-        if shadow.phase is not Phase.CLAIMED:
-            return
-        try:
-            self.capture(shadow, response, tee=Meter)
-            if isinstance(shadow.claim, Watch) and shadow.capture is not None:
-                shadow.claim.sets_cookie = state.session_changed() or shadow.capture.sets_cookie
-        except Exception as error:  # noqa: BLE001 - as in `watch`
-            self._give_up(shadow, error)
+        if state.policy.mode == "warn" and shadow.observed in WARNINGS:
+            response.headers[STATUS] = WARNINGS[shadow.observed]
+        if shadow.phase is Phase.CLAIMED:
+            with self._counting_failures(shadow):
+                self._guard.capture(shadow, response, tee=Meter, on_end=self._stream_ended)
+                shadow.sets_cookie = state.session_changed() or (
+                    shadow.capture is not None and shadow.capture.sets_cookie
+                )
 
-    def end(self, state: RequestState, response: Response, *, committed: bool) -> None:
+    def end(self, state: RequestState, shadow: RequestState, response: Response, *, committed: bool) -> None:
         """Judge how the request ended: all hooks have run, and the rows of a transactional view are committed, or not."""
-        shadow = cast("Shadow", state.shadow)
-        if shadow.phase is not Phase.CLAIMED:
-            return
-        try:
-            shadow.mirror(state)
-            if committed:
-                self.finish(shadow, response)
-            else:
-                lost = StoredResponse(status=500, kept=False)
-                self._settle_quietly(shadow, Decision.RELEASE, lost, reason="not-committed")
-        except Exception as error:  # noqa: BLE001 - as in `watch`
-            self._give_up(shadow, error)
+        if shadow.phase is Phase.CLAIMED:
+            with self._counting_failures(shadow):
+                _mirror(state, shadow)
+                if committed:
+                    self._settle(shadow, judge_response(shadow, response, self._guard.lost_fields))
+                else:
+                    self._settle(shadow, Verdict(Decision.RELEASE, NO_RESPONSE, "not-committed"))
 
-    def drop(self, state: RequestState, error: BaseException | None) -> None:
+    def drop(self, state: RequestState, shadow: RequestState, error: BaseException | None) -> None:
         """Judge a request without a response of its view: an error propagated, or a later hook failed."""
-        shadow = cast("Shadow", state.shadow)
-        if shadow.phase is not Phase.CLAIMED:
+        if shadow.phase is Phase.CLAIMED:
+            with self._counting_failures(shadow):
+                _mirror(state, shadow)
+                self._settle(shadow, judge_unanswered(shadow, error))
+
+    def _stream_ended(self, shadow: RequestState, end: StreamEnd) -> None:
+        with self._counting_failures(shadow):
+            self._settle(shadow, judge_stream(shadow, end))
+
+    def _settle(self, shadow: RequestState, verdict: Verdict | None) -> None:
+        """End the claim. None: a stream goes on, and ends it."""
+        if verdict is None:
             return
-        try:
-            shadow.mirror(state)
-            self.abandon(shadow, error)
-        except Exception as failure:  # noqa: BLE001 - as in `watch`
-            self._give_up(shadow, failure)
-
-    # -- what the guard's own code does with a shadow
-
-    def _run_without_key(self, state: RequestState, *, required: bool = False) -> Response | None:
-        state.phase = Phase.UNKEYED
-        cast("Shadow", state).outcome = names.MISSING_KEY if required else names.UNKEYED
-        return None
-
-    def _refuse(self, state: RequestState, problem: Problem) -> Response:
-        state.phase = Phase.ANSWERED
-        cast("Shadow", state).outcome = COUNTED_HERE.get(problem.code, names.FAILED)
-        return cast("Response", None)  # `watch` sends no response
-
-    def _not_claimed(
-        self, state: RequestState, error: StoreUnavailable | ConfigurationError | CorruptRecord
-    ) -> Response | None:
-        raise error
-
-    def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
-        raise error
-
-    def _outcome(self, state: RequestState, outcome: Any) -> Response:
-        if isinstance(outcome, OverQuota):
-            cast("Shadow", state).outcome = names.OVER_QUOTA
-            return cast("Response", None)
-        shadow, seen = cast("Shadow", state), cast("Observed", outcome)
-        shadow.outcome = _SIGHTED[seen.sighting]
-        if seen.sighting is Sighting.CONFLICT:
-            shadow.apart = seen.first_seen_ago
-            if shadow.policy.in_flight == "wait":
-                shadow.outcome = names.WAIT
-        return cast("Response", None)
-
-    def _unknown_caller(self, state: RequestState, error: UnknownCaller) -> Problem:
-        if state.operation not in self._unknown_callers:
-            self._unknown_callers.add(state.operation)
-            _log.warning("%s would refuse a request with a key: %s. %s", state.operation, error, error.remedy)
-        return Problem("principal-required")
-
-    def _stream_ended(self, state: RequestState, end: StreamEnd) -> None:
-        try:
-            super()._stream_ended(state, end)
-        except Exception as error:  # noqa: BLE001 - as in `watch`
-            self._give_up(cast("Shadow", state), error)
-
-    def _replace_response(self, state: RequestState, response: Response, problem: Problem) -> None:
-        """Leave the response as it is."""
-
-    def _replace_lost(self, state: RequestState, response: Response) -> None:
-        """Leave the response as it is."""
-
-    def _replace_uncommitted(
-        self,
-        state: RequestState,
-        response: Response,
-        error: NotCommitted | StoreUnavailable,
-        *,
-        problem: Problem | None = None,
-    ) -> None:
-        """Leave the response as it is. `settle` raised, so the watch did not end."""
-        self._give_up(cast("Shadow", state), error)
-
-    def _replace_rolled_back(self, state: RequestState, response: Response, error: BaseException | None) -> None:
-        """Leave the response as it is."""
-
-    def _uncaptured(self, state: RequestState, response: Response) -> None:
-        self._settle_quietly(state, Decision.RELEASE, StoredResponse(status=500, kept=False), reason="uncaptured")
+        shadow.phase = Phase.DONE
+        decision = settle(shadow, verdict.decision, verdict.stored, reason=verdict.reason)
+        if decision is Decision.KEEP and shadow.sets_cookie:
+            self._report(shadow, names.SETS_COOKIE)
 
     # -- what is published
 
-    def _report(self, shadow: Shadow, outcome: str, seconds: float = 0.0, *, apart: float = 0.0) -> None:
-        self._publish(Observation(shadow.record, shadow.operation, outcome, shadow.caller, apart, seconds))
+    def _ended(self, caller: str, began: float, event: Event) -> None:
+        """Publish how a claim ended, when the store has noted it. It refers to no request, which may be over by then."""
+        if isinstance(event, Completed | Released | Quarantined):
+            for outcome in COUNTERS[type(event)](event):
+                seconds = self.paced.monotonic() - began if outcome in names.ENDINGS else 0.0
+                self._publish(Observation(event.record, event.operation, outcome, caller, 0.0, seconds))
 
-    def _failed(self, shadow: Shadow, error: Exception) -> None:
-        """Count a request that could not be observed. Log each kind of failure once for each endpoint."""
-        shadow.phase = Phase.DONE
-        shadow.outcome = names.FAILED
-        self._report(shadow, names.FAILED)
-        kind = cause_of(error)
-        if (shadow.operation, kind) not in self._failures:
-            self._failures.add((shadow.operation, kind))
-            _log.warning(
-                "%s could not observe a request (%s). The request was not affected.",
-                shadow.operation,
-                kind,
-                exc_info=None if isinstance(error, IdempotencyError) else error,
-            )
+    def _report(self, shadow: RequestState, outcome: str, apart: float = 0.0) -> None:
+        self._publish(Observation(shadow.record, shadow.operation, outcome, shadow.caller, apart))
 
-    def _give_up(self, shadow: Shadow, error: Exception) -> None:
-        """Count a request whose ending could not be judged, and forget its key, so that the next one counts as new."""
-        self._failed(shadow, error)
-        if shadow.claim is not None and not shadow.claim.ended:
-            shadow.claim.release_later()
+    @contextmanager
+    def _counting_failures(self, shadow: RequestState) -> Iterator[None]:
+        """Count a request that cannot be observed or judged, whatever fails: a loader may raise anything, and it goes on.
+
+        The store forgets its key, so that the next one counts as new. Each kind of failure is logged once for each endpoint.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see above
+            shadow.phase, shadow.observed = Phase.DONE, names.FAILED
+            self._report(shadow, names.FAILED)
+            kind = cause_of(error)
+            if self._is_first(shadow.operation, kind):
+                _log.warning(
+                    "%s could not observe a request (%s). The request was not affected.",
+                    shadow.operation,
+                    kind,
+                    exc_info=None if isinstance(error, IdempotencyError) else error,
+                )
+            if shadow.claim is not None and not shadow.claim.ended:
+                shadow.claim.release_later()
+
+    def _is_first(self, operation: str, kind: str) -> bool:
+        """Return whether this is the first such failure of this endpoint."""
+        first = (operation, kind) not in self._logged
+        self._logged.add((operation, kind))
+        return first
+
+
+def _mirror(state: RequestState, shadow: RequestState) -> None:
+    """Take over what the hooks and the view have noted in their state."""
+    shadow.error, shadow.escaped, shadow.keeps_rows = state.error or shadow.error, state.escaped, state.keeps_rows

@@ -192,6 +192,10 @@ class UnknownCaller(IdempotencyError):
         )
 
 
+class AnonymousCaller(IdempotencyError):
+    """A request has no caller, and IDEMPOTENCY_ALLOW_ANONYMOUS is False."""
+
+
 class Credentials:
     """The credentials that one application knows. It reads no session, because that would add `Vary: Cookie`."""
 

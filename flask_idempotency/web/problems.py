@@ -31,7 +31,9 @@ from flask_idempotency.engine.model import Erased, Expired, InFlight, Mismatched
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import Dialect, Profile
+from flask_idempotency.web.principals import AnonymousCaller
 from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.request_body import BodyTooLarge, TruncatedBody
 
 POLICY_PATH: Final = "/.well-known/idempotency"
 """Where IDEMPOTENCY_PUBLISH serves the policy document."""
@@ -153,6 +155,12 @@ def failure(error: IdempotencyError) -> Problem:
         case InvalidKey():
             why = str(error)
             return Problem("invalid-key", f"{why[:1].upper()}{why[1:].rstrip('.')}.")
+        case AnonymousCaller():
+            return Problem("principal-required")
+        case TruncatedBody():
+            return Problem("truncated-body")
+        case BodyTooLarge():
+            return Problem("request-too-large")
         case StoreDataLoss():
             return Problem("memory-lost", retry_after=LOSS_RETRY_SECONDS)
         case StoreUnavailable():

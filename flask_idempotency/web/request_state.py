@@ -8,13 +8,10 @@ stream (pallets/flask#6123).
 
 from __future__ import annotations
 
-import logging
-import time
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from enum import Enum
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from flask import has_request_context
@@ -116,6 +113,10 @@ class RequestState(Running):
     body: Body | None = None
     shadow: RequestState | None = None
     """The state by which this request is observed. Only under `mode` `observe` and `warn`."""
+    caller: str = "anonymous"
+    """Of a shadow: the kind of credential that the request carries, one of `activity.CALLERS`."""
+    observed: str = ""
+    """Of a shadow: what enforcing would have done with it, one of `activity.OBSERVED`."""
     reply: Problem | StoredResponse | None = None
     """What the guard sends in the view's place. Hooks may change the response, so it can be built again."""
     response: Response | None = None
@@ -187,7 +188,8 @@ class RequestState(Running):
         before, self.session_before = self.session_before, None
         if self.session_was_modified:
             return False
-        session = session_here()
+        held = vars(context.get())  # as `session_here`, without the call: every first request comes here
+        session = held.get("_session", held.get("session"))
         if not getattr(session, "modified", True):
             return False
         if before is None or not isinstance(session, dict):
@@ -227,53 +229,3 @@ def session_here() -> Any:
     # Flask's own way to the session marks it as accessed, and that adds `Vary: Cookie` to the response.
     held = vars(context.get())
     return held.get("_session", held.get("session"))
-
-
-_log = logging.getLogger("flask_idempotency")
-
-
-class QuarantineLog:
-    """Logs why failed requests of one application quarantine their keys, and what lets retries run."""
-
-    INTERVAL_SECONDS: Final = 3600
-    """A failing view fails on every request: one line per endpoint and hour is enough."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._lock = Lock()
-        self._next: dict[str, float] = {}
-        self._suppressed: dict[str, int] = {}
-
-    def quarantined(self, state: RequestState, reason: str) -> None:
-        """Log this quarantine, or count it if the endpoint had its line within the hour."""
-        operation, now = state.operation, self._monotonic()
-        with self._lock:
-            if now < self._next.get(operation, now):
-                self._suppressed[operation] = self._suppressed.get(operation, 0) + 1
-                return
-            self._next[operation] = now + self.INTERVAL_SECONDS
-            more = self._suppressed.pop(operation, 0)
-        _log.warning(
-            "%s failed (%s) %s. The key is quarantined: retries get 409 outcome-unknown until a resolver or an operator "
-            "settles it. %s%s",
-            operation,
-            reason,
-            "past its point of no return" if state.past_point else "and does not say how far it came",
-            _remedy(state),
-            f" {more} more keys of this endpoint since the last such line." if more else "",
-        )
-
-
-def _remedy(state: RequestState) -> str:
-    if not state.past_point:
-        return (
-            'A retry runs by itself under effects="transactional" (rows committed with the record), "deduplicated" (a unique '
-            'marker row or a downstream key) and "marked" (before its point of no return). on_error="release" runs it again '
-            f'under effects="{state.policy.effects}" too, and may do the work twice.'
-        )
-    if state.transactional:
-        return "The view committed by itself. Leave the commit to the library, and the retry runs."
-    return (
-        'A retry runs by itself under effects="deduplicated", without current_claim.point_of_no_return(), if the effect '
-        "carries current_claim.downstream_key(…) or a unique marker row."
-    )

@@ -1,4 +1,4 @@
-"""Read the keys that a request carries, and compute its fingerprints.
+"""Read the keys that a request carries, compute its fingerprints, and name the records that it claims.
 
 Forms are parsed as Werkzeug parses them, without a change to the request. Files are hashed as they pass, never kept.
 """
@@ -9,16 +9,18 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import IO, Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
-from flask import Request
+from flask import Flask, Request
 from werkzeug.datastructures import FileStorage, Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser, MultiPartParser
 from werkzeug.http import parse_list_header, parse_options_header
 
 from flask_idempotency.codec import canonical
+from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.fingerprint import (
     MAX_CANONICAL_BYTES,
@@ -31,10 +33,15 @@ from flask_idempotency.engine.fingerprint import (
     raw_digest,
     unread_digest,
 )
-from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
+from flask_idempotency.engine.model import ClaimRequest
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.settings import Settings
+from flask_idempotency.web.callbacks import Callbacks, former_names, load_tenant, with_former
+from flask_idempotency.web.principals import AnonymousCaller, Credentials, bounded
 from flask_idempotency.web.request_body import FORM_TYPES, Body, BodyConsumed, chunks, read_body
+from flask_idempotency.web.request_state import RequestState
 
 CSRF_FIELD: Final = "csrf_token"
 """Flask-WTF's name for it, unless WTF_CSRF_FIELD_NAME says otherwise."""
@@ -347,3 +354,81 @@ def form_in(request: Request, body: Body) -> Form | None:
     form = parsed_form(request) if body.parsed else None
     # A broken form that a hook has parsed looks empty, and its bytes are gone.
     return form if form is not None and (form.fields or form.files or not body.length) else None
+
+
+class RequestReader:
+    """Reads the requests of one application.
+
+    `identities` has one entry per secret in use, the newest first.
+    """
+
+    def __init__(self, app: Flask, *, identities: Sequence[Identity], settings: Settings, callbacks: Callbacks) -> None:
+        self._app = app
+        self._identities = identities
+        self._settings = settings
+        self._callbacks = callbacks
+        self.credentials = Credentials(settings.credential_headers, allow_anonymous=settings.allow_anonymous)
+
+    def read(self, state: RequestState, request: Request, *, trace: str = "") -> list[ClaimRequest]:
+        """Return the request under every secret in use, newest first; then under its former names, unless it
+        is only observed. Empty: it has no key.
+
+        Sets the key, the caller and the body in its state. `trace` is what the record keeps of the span.
+
+        Raises `InvalidKey`, `UnknownCaller`, `AnonymousCaller`, `TruncatedBody`, `BodyTooLarge` and `BodyNotKept`, and
+        `ConfigurationError` for a loader that returns nonsense.
+        """
+        policy, settings, callbacks = state.policy, self._settings, self._callbacks
+        if policy.key is not None:
+            state.body = read_body(request, most=policy.max_request_body)
+            values = found_key(request, self._app.ensure_sync(policy.key), state.body)
+        else:
+            values = client_keys(request, policy)
+            if policy.form_field is not None and request.mimetype in FORM_TYPES:
+                state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
+        if not values:
+            return []
+        state.client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
+        if callbacks.tenant is not None:
+            state.tenant = load_tenant(callbacks, self._app)
+        state.principal = policy.principal
+        if policy.principal is None:
+            state.principal = self.credentials.principal(
+                callbacks.principal, request, self._app, in_view=state.deferred
+            )
+        if state.principal is None and settings.allow_anonymous is False:
+            raise AnonymousCaller
+        state.body = read_body(request, most=policy.max_request_body)
+        if len(state.operation) > LONGEST_NAME:
+            bounded(state.operation, "endpoint of this view has")
+        operation = state.operation if policy.scope == "operation" else None
+        scope = Scope(settings.namespace, state.tenant, state.principal, operation, policy.principal is not None)
+        prints, former_prints = fingerprints(
+            request,
+            policy,
+            self._identities,
+            body=state.body,
+            # Read for each request: an application may set them after the extension was set up.
+            by_host=self._app.url_map.host_matching or self._app.subdomain_matching,
+            csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
+        )
+        requests = claim_requests(
+            scope,
+            state.client_key,
+            self._identities,
+            prints,
+            former_prints=former_prints,
+            policy=policy,
+            method=request.method,
+            operation=state.operation,
+            hashed=settings.hash_identities,
+            timestamp=key_timestamp(state.client_key),
+            trace=trace,
+        )
+        former = settings.former_identity
+        if former is None or policy.mode != "enforce":
+            return requests
+        if policy.principal is not None:
+            former = replace(former, principal=None)  # the policy names this caller, and no loader did
+        state.former = former_names(former, state.tenant, state.principal, request, self._app, in_view=state.deferred)
+        return with_former(former, state.former, scope, state.client_key, requests, self._identities)

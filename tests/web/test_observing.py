@@ -26,8 +26,9 @@ from flask_idempotency.settings.profiles import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web import observing
-from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer, Shadow, Watcher
+from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer
 from flask_idempotency.web.request_body import TemporaryBody
+from flask_idempotency.web.request_state import RequestState
 from tests.apps import LONG, FaultyMemory, World, new_world
 from tests.web.observed import SLOW_SECONDS, Guise, granted, guarded, in_threads, joined, plain, sent
 
@@ -168,7 +169,7 @@ def test_a_lease_is_renewed_while_the_view_runs() -> None:
     observed.entered = Semaphore(0)
     threads = in_threads(1, lambda: observed.send(do="hold"))
     assert observed.entered.acquire(timeout=60)
-    renewer = watcher_of(observed).deps.renewer
+    renewer = observer_of(observed).renewer
     (watch,) = renewer._due
 
     clock.advance(20)
@@ -181,13 +182,6 @@ def test_a_lease_is_renewed_while_the_view_runs() -> None:
     joined(threads)
     assert "completed" == observed.outcomes()[-1]
     assert not renewer._due
-
-
-def watcher_of(guise: Guise) -> Watcher:
-    observer = guise.app.extensions["idempotency"].hooks._guard.observer
-    assert isinstance(observer, Observer)
-    assert isinstance(observer.engine, Watcher)
-    return observer.engine
 
 
 def test_a_concurrent_duplicate_is_counted_with_its_time_apart() -> None:
@@ -280,11 +274,11 @@ class Broken:
 
     @staticmethod
     def fingerprint_fails(guise: Guise) -> None:
-        observer_of(guise)._identities = ("nonsense",)
+        observer_of(guise)._guard.reader._identities = ("nonsense",)
 
     @staticmethod
     def caller_cannot_be_told(guise: Guise) -> None:
-        observer_of(guise)._credentials = None
+        observer_of(guise)._guard.reader.credentials = None
 
 
 def loaders_of(guise: Guise) -> Any:
@@ -292,7 +286,7 @@ def loaders_of(guise: Guise) -> Any:
 
 
 def observer_of(guise: Guise) -> Any:
-    return guise.app.extensions["idempotency"].hooks._guard.observer
+    return guise.app.extensions["idempotency"].hooks.observer
 
 
 BREAKS = [name for name in vars(Broken) if not name.startswith("_")]
@@ -310,15 +304,15 @@ def test_a_failure_of_ours_is_counted_and_changes_nothing(broken: str, mode: str
     assert 3 == observed.counts()["failed"]
 
 
-@pytest.mark.parametrize("method", ("capture", "finish", "_settle", "session_changed"))
+@pytest.mark.parametrize("method", ("capture", "judge_response", "_settle", "session_changed"))
 def test_a_failure_after_the_view_is_counted_and_changes_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a stream, and the key counts as new afterwards."""
     observed, bare = shop(), plain()
     match method:
         case "capture":
             monkeypatch.setattr("flask_idempotency.web.guard.capture", failing)
-        case "finish":
-            monkeypatch.setattr(Observer, "finish", failing)
+        case "judge_response":
+            monkeypatch.setattr(observing, "judge_response", failing)
         case "_settle":
             monkeypatch.setattr(Observer, "_settle", failing)
         case "session_changed":
@@ -330,7 +324,7 @@ def test_a_failure_after_the_view_is_counted_and_changes_nothing(method: str, mo
 
     assert ["new", "failed"] == observed.outcomes()[:2]
     monkeypatch.undo()
-    for watch in list(watcher_of(observed).deps.renewer._due):
+    for watch in list(observer_of(observed).renewer._due):
         watch.run()
     observed.send()
     assert ["new", "completed"] == observed.outcomes()[-2:]
@@ -358,8 +352,8 @@ def test_an_outage_delays_one_request_in_five_seconds(caplog: pytest.LogCaptureF
     """The others do not ask the store, and are counted too."""
     observed = shop()
     now = 100.0
-    watcher = watcher_of(observed)
-    watcher.monotonic = lambda: now
+    watcher = observer_of(observed)
+    watcher.paced.monotonic = lambda: now
     observed.store.observations.fault = StoreUnavailable("down")
 
     for _ in range(3):
@@ -390,7 +384,7 @@ def test_after_an_outage_one_request_tries_the_store_and_no_other_waits_beside_i
     """A store that is silent, and not refusing, takes seconds to fail."""
     observed = shop()
     now = 100.0
-    watcher_of(observed).monotonic = lambda: now
+    observer_of(observed).paced.monotonic = lambda: now
     observations, asked = observed.store.observations, []
 
     def silent(*arguments: Any, **options: Any) -> Any:
@@ -417,9 +411,9 @@ def test_a_slow_store_takes_a_twentieth_of_a_workers_time(
     monkeypatch.setattr(observing, "SLOW_SECONDS", SLOW_SECONDS)
     observed = shop()
     now = 100.0
-    watcher_of(observed).monotonic = lambda: now
+    observer_of(observed).paced.monotonic = lambda: now
     # Nothing is repeated in the background, at whatever time the machine has for it.
-    monkeypatch.setattr(watcher_of(observed).deps.renewer, "add", lambda *arguments, **options: None)
+    monkeypatch.setattr(observer_of(observed).renewer, "add", lambda *arguments, **options: None)
     observations, asked = observed.store.observations, []
     real = getattr(observations._observations, method)
 
@@ -450,7 +444,7 @@ def test_a_slow_store_takes_a_twentieth_of_a_workers_time(
 def test_a_worker_that_was_stopped_soon_observes_again() -> None:
     observed = shop()
     now = 100.0
-    watcher_of(observed).monotonic = lambda: now
+    observer_of(observed).paced.monotonic = lambda: now
     observations = observed.store.observations
     real = observations._observations.observe
 
@@ -471,9 +465,9 @@ def test_a_worker_that_was_stopped_soon_observes_again() -> None:
 def test_an_end_that_the_store_did_not_take_is_repeated() -> None:
     observed = shop()
     observed.entered = Semaphore(0)
-    watcher = watcher_of(observed)
+    watcher = observer_of(observed)
     now = 100.0
-    watcher.monotonic = lambda: now
+    watcher.paced.monotonic = lambda: now
     observed.store.observations.fault = None
     threads = in_threads(1, lambda: observed.send(do="hold"))
     assert observed.entered.acquire(timeout=60)
@@ -484,7 +478,7 @@ def test_an_end_that_the_store_did_not_take_is_repeated() -> None:
 
     observed.store.observations.fault = None
     now += PAUSE_SECONDS
-    for watch in list(watcher.deps.renewer._due):
+    for watch in list(watcher.renewer._due):
         watch.run()
     observed.send()
     assert ["new", "completed", "replayed"] == observed.outcomes()
@@ -499,14 +493,14 @@ def test_a_note_whose_reply_was_lost_is_taken_back() -> None:
         real(*arguments, **options)
         raise StoreUnavailable("the reply was lost")
 
-    watcher = watcher_of(observed)
+    watcher = observer_of(observed)
     now = 100.0
-    watcher.monotonic = lambda: now
+    watcher.paced.monotonic = lambda: now
     observed.store.observations._observations.observe = lose
     observed.send()
     observed.store.observations._observations.observe = real
     now += PAUSE_SECONDS
-    for watch in list(watcher.deps.renewer._due):
+    for watch in list(watcher.renewer._due):
         watch.run()
     observed.send()
 
@@ -706,19 +700,19 @@ def test_a_body_goes_with_its_request(do: str) -> None:
     """Without a garbage collection, as an enforced one does: each may have 64 KB."""
     observed = shop()
     bodies: list[weakref.ref[Any]] = []
-    made = Shadow.__init__
+    made = RequestState.__init__
 
-    def remember(shadow: Shadow, *arguments: Any) -> None:
+    def remember(shadow: RequestState, *arguments: Any) -> None:
         made(shadow, *arguments)
         bodies.append(weakref.ref(shadow))
 
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Shadow, "__init__", remember)
+            patch.setattr(RequestState, "__init__", remember)
             for data in (b"a", b"a", b"b"):
                 observed.send(do=do, data=data)
-        assert [None] * 3 == [body() for body in bodies]
+        assert [None] * 6 == [body() for body in bodies]  # the state of each request, and its shadow
     finally:
         gc.enable()
 
@@ -922,10 +916,12 @@ def test_an_application_that_only_enforces_does_not_load_the_code() -> None:
     assert ["False", "True"] == printed.split()
 
 
-def test_an_observer_that_cannot_be_loaded_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_cannot_be_loaded_changes_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A deployment may replace the files below a worker that runs."""
     observed, bare = shop(), plain()
-    observed.app.extensions["idempotency"].hooks._guard._observe = failing
+    monkeypatch.setattr(observing, "Observer", failing)
 
     assert [bare.send(), bare.send()] == [observed.send(), observed.send()]
     assert any("could not observe" in message for message in caplog.messages)

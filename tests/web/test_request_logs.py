@@ -22,8 +22,9 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import a_key, stand
 from flask_idempotency.web.current_claim import current_claim
+from flask_idempotency.web.judging import QuarantineLog
 from flask_idempotency.web.policies import claim_here
-from flask_idempotency.web.request_state import QuarantineLog, RequestState, current_state
+from flask_idempotency.web.request_state import RequestState, current_state
 from tests.apps import LEASE, NAME, WHY, World, new_world, paid, record, refusal, run, said, shop, store_named, world_on
 from tests.lab.programs import REDIS_KINDS
 
