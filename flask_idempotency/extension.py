@@ -239,20 +239,9 @@ class Idempotency:
             kept=self._configured.set_up(self._overrides.keys()),
         )
         self._policies.add(policies)
-        secrets = identities(settings)
         lost_fields = LostFields(None if activity is None else activity.count)
-        guard = Guard(
-            app,
-            engine=built.engine,
-            identities=secrets,
-            settings=settings,
-            callbacks=callbacks,
-            observers=observers,
-            activity=activity,
-            lost_fields=lost_fields,
-            tracing=spans,
-        )
-        hooks = Hooks(app, guard, policies, settings, callbacks, built, observers)
+        guard = Guard(app, settings, callbacks, built, observers, lost_fields, activity, spans)
+        hooks = Hooks(guard, policies)
         if settings.enabled or joint:
             hooks.install()
             hooks.report()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable
@@ -99,26 +100,42 @@ def sqlstate(error: BaseException | None) -> str:
     return found if isinstance(found, str) and _SQLSTATE.fullmatch(found) else ""
 
 
+class LogLimit:
+    """Lets through one of many equal log lines in each interval, by name, and counts the others."""
+
+    def __init__(self, seconds: float = math.inf, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Without `seconds`, one line of each name is let through in the life of the process."""
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._names: dict[str, tuple[float, int]] = {}
+        """When the next line may come, and how many were left out since the last."""
+
+    def take(self, name: str) -> int | None:
+        """Return how many lines of this name were left out since the last one. None: leave this one out too."""
+        with self._lock:
+            now = self._monotonic()
+            due, left_out = self._names.get(name, (now, 0))
+            if now < due:
+                self._names[name] = due, left_out + 1
+                return None
+            self._names[name] = now + self._seconds, 0
+            return left_out
+
+
 class OutageLog:
     """Logs refusals of one application while the store does not answer, at most one line in ten seconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, *, said: str = "was refused with 503") -> None:
         """`said` is what became of the request or message."""
-        self._monotonic = monotonic
         self._said = said
-        self._lock = Lock()
-        self._next = float("-inf")
-        self._suppressed = 0
+        self._limit = LogLimit(INTERVAL_SECONDS, monotonic=monotonic)
 
     def refused(self, operation: str, error: StoreUnavailable | ConfigurationError) -> None:
         """Log this refusal, or count it. Names no key and quotes no server text."""
-        with self._lock:
-            now = self._monotonic()
-            if now < self._next:
-                self._suppressed += 1
-                return
-            self._next = now + INTERVAL_SECONDS
-            more, self._suppressed = self._suppressed, 0
+        more = self._limit.take("")
+        if more is None:
+            return
         _log.warning(
             "%s %s: the %s is not available (%s)%s",
             operation,

@@ -6,50 +6,35 @@ The hooks call four methods, in this order: `begin`, `capture`, `finish`, and `a
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
-from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Final, Protocol
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
 
 from flask import Flask, Request
 from werkzeug.wrappers import Response
 
 from flask_idempotency.activity import Activity
+from flask_idempotency.assembly import Services, identities
 from flask_idempotency.codec import canonical
+from flask_idempotency.engine import errors
 from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED, without_key
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import ELSEWHERE, settle, with_rows
-from flask_idempotency.engine.engine import Engine, Outcome, Replay
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    IdempotencyError,
-    InheritedConnection,
-    InvalidKey,
-    KeyProviderUnavailable,
-    LeaseLost,
-    NotCommitted,
-    ResponseUnavailable,
-    StepInDoubt,
-    StoreDataLoss,
-    StoreUnavailable,
-)
+from flask_idempotency.engine.engine import Outcome, Replay
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import (
     IN_DOUBT,
     InFlight,
     OverQuota,
-    Record,
     StoredResponse,
     Unknown,
 )
-from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_of
+from flask_idempotency.engine.outages import INTERVAL_SECONDS, LogLimit, OutageLog, cause_of
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import (
@@ -59,8 +44,8 @@ from flask_idempotency.web.callbacks import (
 )
 from flask_idempotency.web.judging import (
     UNCAPTURED,
+    Judgement,
     QuarantineLog,
-    Verdict,
     judge_response,
     judge_stream,
     judge_unanswered,
@@ -88,6 +73,7 @@ from flask_idempotency.web.responses import AbandonedStreams, LostFields, Stream
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.steps import Steps
+    from flask_idempotency.otel import Telemetry
     from flask_idempotency.web.kept_requests import Try
 
 UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
@@ -108,51 +94,30 @@ COUNTED_HERE: Final = {
 _log = logging.getLogger("flask_idempotency")
 
 
-class Tracing(Protocol):
-    """What a guard calls for the spans of an application with OpenTelemetry. Nothing of it raises: see `otel.py`."""
-
-    def trace(self) -> str: ...
-
-    def decided(self, outcome: Outcome, holder: Callable[[], Record | None]) -> None: ...
-
-
+@dataclass(eq=False, repr=False)
 class Guard:
-    """Claim keys and end claims, for one application. What belongs to one request is in its `RequestState`.
+    """Claim keys and end claims, for one application. What belongs to one request is in its `RequestState`."""
 
-    `identities` has one entry per secret in use, the newest first.
-    """
+    app: Flask
+    settings: Settings
+    callbacks: Callbacks
+    built: Services
+    observers: Observers
+    lost_fields: LostFields
+    activity: Activity | None = None
+    tracing: Telemetry | None = None
 
-    def __init__(
-        self,
-        app: Flask,
-        *,
-        engine: Engine,
-        identities: tuple[Identity, ...],
-        settings: Settings,
-        callbacks: Callbacks,
-        observers: Observers,
-        activity: Activity | None = None,
-        lost_fields: LostFields | None = None,
-        tracing: Tracing | None = None,
-    ) -> None:
-        self.engine = engine
-        self._tracing = tracing
-        self.replies = Replies(app, settings, callbacks)
-        self.activity = activity
-        self.lost_fields: LostFields = LostFields() if lost_fields is None else lost_fields
+    def __post_init__(self) -> None:
+        self.engine = self.built.engine
+        self.identities = identities(self.settings)
+        self.reader = RequestReader(self.app, self.identities, self.settings, self.callbacks)
+        self.replies = Replies(self.app, self.settings, self.callbacks)
         self.abandoned_streams: AbandonedStreams = deque()
-        self._app = app
-        self._identities = identities
-        self._settings = settings
-        self._callbacks = callbacks
-        self._observers = observers
-        self.reader = RequestReader(app, identities=identities, settings=settings, callbacks=callbacks)
         self._outages = OutageLog()
         self._quarantines = QuarantineLog()
-        self._next_body_line = -math.inf
-        self._unknown_callers: set[str] = set()
-        self._unkept: set[str] = set()
-        """Endpoints that have been logged."""
+        self._body_lines = LogLimit(INTERVAL_SECONDS)
+        self._unknown_callers = LogLimit()
+        self._unkept = LogLimit()
         # Load orjson now if this host has it: no client waits for an import.
         canonical.fastest_json_digest()
 
@@ -162,7 +127,7 @@ class Guard:
         """Claim the request's key. Return the response to send in the view's place, or None if the view is to run."""
         if self.abandoned_streams:
             self.settle_abandoned()
-        policy, settings, callbacks = state.policy, self._settings, self._callbacks
+        policy, settings, callbacks = state.policy, self.settings, self.callbacks
         if state.finishing is not None:
             return self._adopt(state, state.finishing, request)
         if policy.mode != "enforce" or not settings.enabled:
@@ -170,13 +135,13 @@ class Guard:
         if self.activity is not None:
             state.began = perf_counter()
         try:
-            trace = "" if self._tracing is None else self._tracing.trace()
+            trace = "" if self.tracing is None else self.tracing.trace()
             requests = self.reader.read(state, request, trace=trace)
         except UnknownCaller as error:
             return self._refuse(state, self._unknown_caller(state, error))
         except BodyNotKept as error:
             return self._body_failed(state, error)
-        except (InvalidKey, AnonymousCaller, TruncatedBody, BodyTooLarge) as error:
+        except (errors.InvalidKey, AnonymousCaller, TruncatedBody, BodyTooLarge) as error:
             return self._refuse(state, failure(error))
         if not requests:
             if policy.required and self.activity is not None:
@@ -185,7 +150,7 @@ class Guard:
         state.record = requests[0].key.label
         quota = settings.quota
         if callbacks.quota is not None or settings.tenant_shards > 1:
-            quota = load_quota(callbacks, settings, state.tenant, self._app)
+            quota = load_quota(callbacks, settings, state.tenant, self.app)
         if policy.in_flight == "wait" and "HTTP_PREFER" in request.environ:
             preferred = preferred_wait(request)
             if preferred is not None and preferred < policy.wait:
@@ -193,17 +158,17 @@ class Guard:
                 state.preferred_wait, policy = preferred, replace(policy, wait=float(preferred))
         try:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
-        except (StoreUnavailable, ConfigurationError, CorruptRecord) as error:
+        except (errors.StoreUnavailable, errors.ConfigurationError, errors.CorruptRecord) as error:
             return self._not_claimed(state, error)
-        if self._tracing is not None:
-            self._tracing.decided(outcome, partial(self.engine.read, requests[0].key))
+        if self.tracing is not None:
+            self.tracing.decided(outcome, partial(self.engine.read, requests[0].key))
         if isinstance(outcome, Claim):
-            state.claim, state.oldest, state.phase = outcome, self._identities[-1], Phase.CLAIMED
+            state.claim, state.oldest, state.phase = outcome, self.identities[-1], Phase.CLAIMED
             if outcome.steps is not None:
                 self._let_steps_begin(state, request, outcome, outcome.steps)
             return None
-        if isinstance(outcome, Unknown) and self._app.debug:
-            detail = command_for(self.engine, self._settings, state.policy, requests)
+        if isinstance(outcome, Unknown) and self.app.debug:
+            detail = command_for(self.engine, self.settings, state.policy, requests)
             return self._refuse(state, replace(refusal(outcome), detail=detail))
         response = self._outcome(state, outcome)
         state.phase = Phase.ANSWERED
@@ -211,7 +176,7 @@ class Guard:
 
     def _let_steps_begin(self, state: RequestState, request: Request, claim: Claim, steps: Steps) -> None:
         """Say where steps may run. Keep the request for the janitor, if it may finish it, from the first step on."""
-        state.thread, state.strict = get_ident(), self._app.debug or self._app.testing
+        state.thread, state.strict = get_ident(), self.app.debug or self.app.testing
         if state.policy.finish != "janitor":
             return
         from flask_idempotency.web.kept_requests import KeptRequest  # for the endpoints that the janitor finishes
@@ -223,8 +188,7 @@ class Guard:
         data = None if kept is None else kept.encode()
         if data is not None:
             steps.keep(data)
-        elif state.operation not in self._unkept:
-            self._unkept.add(state.operation)
+        elif self._unkept.take(state.operation) is not None:
             _log.warning(
                 "%s cannot be finished by the janitor: no bytes of a request are left, or its path and header fields take too "
                 "much. A hook that parses the form should call request.get_data() first.",
@@ -233,12 +197,12 @@ class Guard:
 
     def _adopt(self, state: RequestState, finishing: Try, request: Request) -> Response | None:
         """Let the view run under the claim of the janitor, if this request came out as the caller of the record."""
-        callbacks, claim = self._callbacks, finishing.claim
+        callbacks, claim = self.callbacks, finishing.claim
         if callbacks.tenant is not None:
-            state.tenant = load_tenant(callbacks, self._app)
+            state.tenant = load_tenant(callbacks, self.app)
         try:
             state.principal = self.reader.credentials.principal(
-                callbacks.principal, request, self._app, in_view=state.deferred
+                callbacks.principal, request, self.app, in_view=state.deferred
             )
         except UnknownCaller as error:
             return self._refuse(state, self._unknown_caller(state, error))
@@ -246,7 +210,7 @@ class Guard:
             return self._refuse(state, Problem("principal-required", status=403))
         state.record, state.claim, state.oldest = claim.label, claim, finishing.oldest
         state.phase, state.thread = Phase.CLAIMED, get_ident()
-        state.strict = self._app.debug or self._app.testing
+        state.strict = self.app.debug or self.app.testing
         if self.activity is not None:
             state.began = perf_counter()
         return None
@@ -259,7 +223,7 @@ class Guard:
         if state.policy.effects == "transactional":
             try:
                 self._join_unclaimed(state)
-            except InheritedConnection as error:
+            except errors.InheritedConnection as error:
                 return self._refuse(state, failure(error))
         return None
 
@@ -294,55 +258,55 @@ class Guard:
         if not isinstance(outcome, Replay):
             if isinstance(outcome, OverQuota):
                 # The store knows the limit of one part. A client learns what its tenant may have.
-                outcome = replace(outcome, allowed=outcome.allowed * self._settings.tenant_shards)
+                outcome = replace(outcome, allowed=outcome.allowed * self.settings.tenant_shards)
             problem = refusal(outcome)
             if state.preferred_wait is not None and isinstance(outcome, InFlight):
                 problem = replace(problem, headers=(("Preference-Applied", f"wait={state.preferred_wait}"),))
             return self._reply(state, problem)
         stored = outcome
-        guard = self._callbacks.replay_guard
-        if guard is not None and not self._app.ensure_sync(guard)(stored.record):
-            self._observers(ReplayForbidden(state.record, state.operation))
+        guard = self.callbacks.replay_guard
+        if guard is not None and not self.app.ensure_sync(guard)(stored.record):
+            self.observers(ReplayForbidden(state.record, state.operation))
             return self._reply(state, Problem("replay-forbidden"))
         try:
             response = self._reply(state, stored.response)
-        except CorruptRecord as error:
+        except errors.CorruptRecord as error:
             try:
                 self.engine.mark_corrupt(stored, label=state.record)
-            except StoreUnavailable as unavailable:
+            except errors.StoreUnavailable as unavailable:
                 # The next retry will find it out again.
                 name = cause_of(unavailable)
                 _log.warning("a record that cannot be read could not be quarantined (%s)", name)
             return self._reply(state, failure(error))
         status, kept = stored.response.status, stored.response.kept
-        self._observers(ReplayServed(state.record, state.operation, status=status, kept=kept))
+        self.observers(ReplayServed(state.record, state.operation, status=status, kept=kept))
         return response
 
     def _not_claimed(
-        self, state: RequestState, error: StoreUnavailable | ConfigurationError | CorruptRecord
+        self, state: RequestState, error: errors.StoreUnavailable | errors.ConfigurationError | errors.CorruptRecord
     ) -> Response | None:
         """Refuse the request, or let it run without a claim if its policy allows that for a store that is down.
 
         A claim may find a fault of the set-up: log the remedy, or raise it where Flask lets errors pass, as in debug mode and
         in tests. Such a request never runs: the store would grant its retry once the fault is repaired.
         """
-        if isinstance(error, CorruptRecord):
+        if isinstance(error, errors.CorruptRecord):
             return self._refuse(state, failure(error))
-        if isinstance(error, StoreDataLoss):
+        if isinstance(error, errors.StoreDataLoss):
             # The engine has published it. Such a request never runs.
             self._outages.refused(state.operation, error)
             return self._refuse(state, failure(error))
         allowed, problem = False, Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
-        if isinstance(error, ConfigurationError):
-            passes = self._app.config["PROPAGATE_EXCEPTIONS"]
-            if self._app.testing or self._app.debug if passes is None else passes:
+        if isinstance(error, errors.ConfigurationError):
+            passes = self.app.config["PROPAGATE_EXCEPTIONS"]
+            if self.app.testing or self.app.debug if passes is None else passes:
                 raise error
         else:
             # Neither of these means that the store is down: what runs past it now, it would let run again.
-            known = isinstance(error, ResponseUnavailable | KeyProviderUnavailable)
+            known = isinstance(error, errors.ResponseUnavailable | errors.KeyProviderUnavailable)
             allowed = state.policy.on_store_down == "allow" and not known
             problem = failure(error)
-        self._observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=allowed))
+        self.observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=allowed))
         if not allowed:
             self._outages.refused(state.operation, error)
             return self._refuse(state, problem)
@@ -354,9 +318,7 @@ class Guard:
         forget_body(context.get().request)
         if self.activity is not None:
             self.activity.count(state.operation, STORE_FAILED)
-        now = monotonic()
-        if now >= self._next_body_line:
-            self._next_body_line = now + INTERVAL_SECONDS
+        if self._body_lines.take("") is not None:
             _log.error(
                 "%s was refused with 503: no temporary file takes its body (%s). Bodies above %d KiB need one. Set TMPDIR to "
                 "a folder that this process can write to, on a disk with room for the uploads that come at the same time.",
@@ -372,11 +334,10 @@ class Guard:
 
         Only the latter is an error of the application. The former is every client whose session has ended.
         """
-        if state.operation not in self._unknown_callers:
-            self._unknown_callers.add(state.operation)
+        if self._unknown_callers.take(state.operation) is not None:
             level = logging.WARNING if error.set_up else logging.ERROR
             _log.log(level, "%s refused a request with a key: %s. %s", state.operation, error, error.remedy)
-        detail = f"{error.remedy}\n\n{error.lines}".rstrip() if self._app.debug else ""
+        detail = f"{error.remedy}\n\n{error.lines}".rstrip() if self.app.debug else ""
         return Problem("principal-required", detail, status=403 if error.set_up else 500)
 
     # -- after the view
@@ -398,12 +359,12 @@ class Guard:
             transactions.flush(to_several=self._lets_pass(state))
         except Exception as error:  # noqa: BLE001 - it is raised again unless a handler of the application takes it
             response.close()
-            return self._app.make_response(self._app.handle_user_exception(error))
+            return self.app.make_response(self.app.handle_user_exception(error))
         return response
 
     def _lets_pass(self, state: RequestState) -> bool:
         """Return whether a fault of this view's work is not refused: its requests are not enforced."""
-        return not self._settings.enabled or state.policy.mode != "enforce"
+        return not self.settings.enabled or state.policy.mode != "enforce"
 
     def capture(
         self,
@@ -449,35 +410,35 @@ class Guard:
         claim = state.claim
         if claim is None:
             return
-        verdict, steps = judge_response(state, response, self.lost_fields), claim.steps
-        if verdict is UNCAPTURED:
+        judgement, steps = judge_response(state, response, self.lost_fields), claim.steps
+        if judgement is UNCAPTURED:
             _log.error("%s was answered without after_request functions, so it was not committed", state.operation)
             state.decision = Decision.RELEASE
-            self._settle_quietly(state, verdict)
+            self._settle_quietly(state, judgement)
             self._replace_rolled_back(state, response, None)
             return
-        if verdict is None:
+        if judgement is None:
             released = state.phase is Phase.STREAMING and state.decision is Decision.RELEASE
             if released and steps is not None and steps.has_effects and not steps.in_doubt:
                 response.headers[PAUSED[0]] = PAUSED[1]
             return
         transactional = claim.transactional
-        if transactional and verdict.decision is Decision.RELEASE:
+        if transactional and judgement.decision is Decision.RELEASE:
             state.has_written = claim.has_written()
         state.phase = Phase.DONE
         try:
-            ended = settle(state, verdict.decision, verdict.stored, reason=verdict.reason, rows=verdict.rows)
-        except LeaseLost:
+            ended = settle(state, judgement.decision, judgement.stored, reason=judgement.reason, rows=judgement.rows)
+        except errors.LeaseLost:
             self._replace_lost(state, response)
-        except (NotCommitted, StoreUnavailable) as error:
+        except (errors.NotCommitted, errors.StoreUnavailable) as error:
             self._replace_uncommitted(state, response, error)
         else:
             if ended is Decision.QUARANTINE and state.unstated:
-                self._quarantines.quarantined(state, verdict.reason)
-            if transactional and verdict.decision is not Decision.KEEP:
-                self._replace_rolled_back(state, response, verdict.error)
-            if verdict.held:
-                self._replace_response(state, response, refusal(Unknown(verdict.held)))
+                self._quarantines.quarantined(state, judgement.reason)
+            if transactional and judgement.decision is not Decision.KEEP:
+                self._replace_rolled_back(state, response, judgement.error)
+            if judgement.held:
+                self._replace_response(state, response, refusal(Unknown(judgement.held)))
             elif state.escaped_refusal is not None and steps is not None:
                 self._replace_refusal(state, response, state.escaped_refusal, in_doubt=steps.in_doubt)
             if claim.paused:
@@ -485,20 +446,20 @@ class Guard:
         if self.activity is not None:
             self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
 
-    def refused_step(self, state: RequestState, error: IdempotencyError) -> Response:
+    def refused_step(self, state: RequestState, error: errors.IdempotencyError) -> Response:
         """Build the response for an error of ours that a step raised and the view let through."""
         state.escaped_refusal = error
         problem = step_problem(error)
         return self.replies.build(self.replies.with_status_url(state, problem), state.policy)
 
     def _replace_refusal(
-        self, state: RequestState, response: Response, error: IdempotencyError, *, in_doubt: bool
+        self, state: RequestState, response: Response, error: errors.IdempotencyError, *, in_doubt: bool
     ) -> None:
         """Replace the response to an error of a step if the request has not ended as that response says."""
-        if in_doubt and not isinstance(error, StepInDoubt):
+        if in_doubt and not isinstance(error, errors.StepInDoubt):
             # Another step of it had begun: no retry goes on.
             self._replace_response(state, response, refusal(Unknown(IN_DOUBT)))
-        elif isinstance(error, LeaseLost):
+        elif isinstance(error, errors.LeaseLost):
             # Its release went through, so it was not lost: the request took longer than max_runtime.
             paused = Problem("request-paused", retry_after=CONFLICT_RETRY_SECONDS)
             self._replace_response(state, response, paused)
@@ -507,25 +468,25 @@ class Guard:
         """End the claim of a request without a response of its view: an error propagated, or a later hook failed."""
         self._settle_quietly(state, judge_unanswered(state, error))
 
-    def _settle(self, state: RequestState, verdict: Verdict) -> None:
+    def _settle(self, state: RequestState, judgement: Judgement) -> None:
         """End the claim once, however often this is called.
 
         Raises `LeaseLost`; if the work is transactional, also `NotCommitted` and `StoreUnavailable`; and no other error.
         """
         state.phase = Phase.DONE
-        ended = settle(state, verdict.decision, verdict.stored, reason=verdict.reason)
+        ended = settle(state, judgement.decision, judgement.stored, reason=judgement.reason)
         if ended is Decision.QUARANTINE and state.unstated:
-            self._quarantines.quarantined(state, verdict.reason)
+            self._quarantines.quarantined(state, judgement.reason)
 
-    def _settle_quietly(self, state: RequestState, verdict: Verdict) -> None:
+    def _settle_quietly(self, state: RequestState, judgement: Judgement) -> None:
         """End the claim where no response is left to replace."""
         try:
-            self._settle(state, verdict)
-        except LeaseLost:
+            self._settle(state, judgement)
+        except errors.LeaseLost:
             pass  # published when the engine found it
-        except (NotCommitted, StoreUnavailable) as error:
+        except (errors.NotCommitted, errors.StoreUnavailable) as error:
             # The text of the former is ours, and may name a remedy.
-            why = str(error) if isinstance(error, NotCommitted) else cause_of(error)
+            why = str(error) if isinstance(error, errors.NotCommitted) else cause_of(error)
             _log.warning("%s was not committed (%s)", state.operation, why)
 
     # -- streams
@@ -535,12 +496,12 @@ class Guard:
 
         Raises `LeaseLost` where the end of a whole response would follow, and the claim is no longer ours.
         """
-        verdict = judge_stream(state, end)
-        if verdict is None:
+        judgement = judge_stream(state, end)
+        if judgement is None:
             return
         # Only what was produced to the end can be broken off: elsewhere the transfer is broken already.
         settle_it = self._settle if end is StreamEnd.EXHAUSTED else self._settle_quietly
-        settle_it(state, verdict)
+        settle_it(state, judgement)
         if self.activity is not None:
             self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
 
@@ -565,7 +526,7 @@ class Guard:
             return
         try:
             successor = self._outcome(state, self.engine.successor(state.claim))
-        except (StoreUnavailable, CorruptRecord) as error:
+        except (errors.StoreUnavailable, errors.CorruptRecord) as error:
             successor = self._reply(state, failure(error))
         overlay(response, successor, policy=state.policy, lost=state.capture)
 
@@ -573,16 +534,18 @@ class Guard:
         self,
         state: RequestState,
         response: Response,
-        error: NotCommitted | StoreUnavailable,
+        error: errors.NotCommitted | errors.StoreUnavailable,
         *,
         problem: Problem | None = None,
     ) -> None:
         """Replace the response of work that was not committed, or may not have been: it would be a false promise."""
         # Not the original's text: it quotes what was to be written, the response among it.
-        outcome = "its rows were rolled back" if isinstance(error, NotCommitted) else "is not known to be committed"
+        outcome = (
+            "its rows were rolled back" if isinstance(error, errors.NotCommitted) else "is not known to be committed"
+        )
         _log.error("%s was answered, but %s: %s", state.operation, outcome, error)
         if problem is None:
-            unknown = isinstance(error, NotCommitted) and state.past_point
+            unknown = isinstance(error, errors.NotCommitted) and state.past_point
             problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
         self._replace_response(state, response, problem)
 
@@ -617,7 +580,7 @@ class Guard:
         if state.unclaimed is None:
             try:
                 self._join_unclaimed(state)
-            except InheritedConnection as error:
+            except errors.InheritedConnection as error:
                 self._replace_uncommitted(state, response, error)
                 return False
         transaction = state.unclaimed
@@ -628,10 +591,10 @@ class Guard:
                 transaction.commit(to_several=self._lets_pass(state))
             else:
                 transaction.roll_back()
-        except NotCommitted as error:
+        except errors.NotCommitted as error:
             self._replace_uncommitted(state, response, error)
             return False
-        except StoreUnavailable as error:
+        except errors.StoreUnavailable as error:
             self._replace_uncommitted(state, response, error, problem=Problem("commit-unknown"))
             return False
         finally:

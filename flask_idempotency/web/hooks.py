@@ -24,15 +24,14 @@ from flask import Flask, Request, appcontext_pushed, got_request_exception, requ
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.activity import REPLAYED_TIME
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.model import StoredResponse
+from flask_idempotency.engine.outages import LogLimit
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.settings import Settings
-from flask_idempotency.web.callbacks import Callbacks, check_counted
+from flask_idempotency.web.callbacks import check_counted
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies
@@ -52,7 +51,6 @@ from flask_idempotency.web.unreached import (
 )
 
 if TYPE_CHECKING:
-    from flask_idempotency.engine.events import Observers
     from flask_idempotency.web.key_status import KeyStatusView
     from flask_idempotency.web.observing import Observer
 
@@ -95,26 +93,14 @@ def _failed(sender: Flask, exception: BaseException, **_: Any) -> None:
 class Hooks:
     """One application's hooks, owned by `app.extensions`."""
 
-    def __init__(
-        self,
-        app: Flask,
-        guard: Guard,
-        policies: Policies,
-        settings: Settings,
-        callbacks: Callbacks,
-        built: Services,
-        observers: Observers,
-    ) -> None:
-        self._app = app
+    def __init__(self, guard: Guard, policies: Policies) -> None:
+        app, settings, built, callbacks = guard.app, guard.settings, guard.built, guard.callbacks
+        self._app, self._settings, self._built, self._callbacks = app, settings, built, callbacks
         self._guard = guard
         self._policies = policies
         self._resolved = policies.resolved
-        self._settings = settings
-        self._callbacks = callbacks
-        self._built = built
-        self._observers = observers
         self._observer: Observer | None = None
-        self._janitor = watch_of(built, settings, observers)
+        self._janitor = watch_of(built, settings, guard.observers)
         self._identity = shape_watch_of(app, built, settings, callbacks, policies)
         self._enabled = settings.enabled
         self._key = environ_key(app)
@@ -127,7 +113,7 @@ class Hooks:
         self._activity = guard.activity
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
-        self._warned: set[tuple[str, str]] = set()
+        self._warned = LogLimit()
 
     def install(self) -> None:
         """Register the hooks. Raises Flask's error if the application has already handled a request."""
@@ -381,7 +367,7 @@ class Hooks:
         return KeyStatusView(
             self._app,
             engine=self._built.engine,
-            identities=identities(self._settings),
+            identities=self._guard.identities,
             settings=self._settings,
             callbacks=self._callbacks,
             policies=self._policies,
@@ -396,23 +382,19 @@ class Hooks:
 
             with self._check:
                 if self._observer is None:
-                    self._observer = Observer(
-                        self._guard, self._settings.quota, self._observers, self._built.observations
-                    )
+                    self._observer = Observer(self._guard)
         return self._observer
 
     def _closed(self, endpoint: str, policy: Policy, fault: str) -> Response:
         """Refuse a request that must not run unprotected, and cannot be protected."""
-        if endpoint not in self._logged:
-            self._logged.add(endpoint)
+        if self._warned.take(f"{endpoint} does not run") is not None:
             _log.error("%s does not run: %s", endpoint, fault)
         shown = fault if self._app.debug or self._app.testing else ""
         return self._guard.replies.build(Problem("misconfigured", shown), policy)
 
     def _warn_once(self, state: RequestState, message: str) -> None:
         """Log a warning once per endpoint and message."""
-        if (state.operation, message) not in self._warned:
-            self._warned.add((state.operation, message))
+        if self._warned.take(f"{state.operation} {message}") is not None:
             _log.warning(message, state.operation)
 
     def _state(self) -> RequestState | None:

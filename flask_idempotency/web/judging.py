@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Lock
 from typing import Final, NamedTuple
 
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -18,6 +17,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.ending import NOT_REACHED, decide, stopped_short, vanished, with_rows
 from flask_idempotency.engine.model import StoredResponse
+from flask_idempotency.engine.outages import LogLimit
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
 from flask_idempotency.web.request_state import Phase, RequestState
 from flask_idempotency.web.responses import LostFields, StreamEnd
@@ -28,7 +28,7 @@ NO_RESPONSE: Final = StoredResponse(status=500, kept=False)
 """What is stored of a request without a response of its view."""
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """How the claim of a request is to end."""
 
     decision: Decision
@@ -42,11 +42,11 @@ class Verdict(NamedTuple):
     """Why its recorded steps hold the key back from a completion. Empty: they do not."""
 
 
-UNCAPTURED: Final = Verdict(Decision.RELEASE, NO_RESPONSE, "uncaptured")
+UNCAPTURED: Final = Judgement(Decision.RELEASE, NO_RESPONSE, "uncaptured")
 """The application left out its after_request functions, and with them ours: its response is not known."""
 
 
-def judge_response(state: RequestState, response: Response, lost_fields: LostFields) -> Verdict | None:
+def judge_response(state: RequestState, response: Response, lost_fields: LostFields) -> Judgement | None:
     """Judge a request whose hooks have all run. None: its stream goes on, and is judged when it ends."""
     captured, claim = state.capture, state.claim
     if claim is None or captured is None:
@@ -87,10 +87,10 @@ def judge_response(state: RequestState, response: Response, lost_fields: LostFie
     if stored is None or status >= (400 if claim.transactional else 500) > stored.status:
         stored = replace(captured.tombstone, status=status)
     rows = claim.transactional and with_rows(state, status=status, error=failed)
-    return Verdict(decision, stored, f"status-{status}", rows, failed, held)
+    return Judgement(decision, stored, f"status-{status}", rows, failed, held)
 
 
-def judge_stream(state: RequestState, end: StreamEnd) -> Verdict | None:
+def judge_stream(state: RequestState, end: StreamEnd) -> Judgement | None:
     """Note how a stream ended, and judge its request. None: it has been judged, or `judge_response` is to come."""
     if state.phase not in (Phase.CLAIMED, Phase.STREAMING) or state.capture is None:
         return None
@@ -102,13 +102,13 @@ def judge_stream(state: RequestState, end: StreamEnd) -> Verdict | None:
     if state.phase is not Phase.STREAMING:
         return None
     if error is None:
-        return Verdict(state.decision or Decision.QUARANTINE, stored, f"status-{stored.status}")
+        return Judgement(state.decision or Decision.QUARANTINE, stored, f"status-{stored.status}")
     if isinstance(error, Exception):
-        return Verdict(decide(state, response=None, status=stored.status, error=error), stored, "stream-failed")
-    return Verdict(vanished(state), stored, "worker-interrupted")
+        return Judgement(decide(state, response=None, status=stored.status, error=error), stored, "stream-failed")
+    return Judgement(vanished(state), stored, "worker-interrupted")
 
 
-def judge_unanswered(state: RequestState, error: BaseException | None) -> Verdict:
+def judge_unanswered(state: RequestState, error: BaseException | None) -> Judgement:
     """Judge a request without a response of its view: an error propagated, or a later hook failed.
 
     Without an error, nothing shows whether the view ran: Flask calls no function between our last hook and the view. An
@@ -118,37 +118,28 @@ def judge_unanswered(state: RequestState, error: BaseException | None) -> Verdic
     if error is None and state.escaped:
         error = state.error  # hidden from teardown functions, but not from us
     if error is None:
-        return Verdict(vanished(state), NO_RESPONSE, "unanswered")
+        return Judgement(vanished(state), NO_RESPONSE, "unanswered")
     if isinstance(error, Exception):
-        return Verdict(decide(state, response=None, status=500, error=error), NO_RESPONSE, "error")
-    return Verdict(vanished(state), NO_RESPONSE, "worker-interrupted")
+        return Judgement(decide(state, response=None, status=500, error=error), NO_RESPONSE, "error")
+    return Judgement(vanished(state), NO_RESPONSE, "worker-interrupted")
 
 
 class QuarantineLog:
     """Logs why failed requests of one application quarantine their keys, and what lets retries run."""
 
-    INTERVAL_SECONDS: Final = 3600
-    """A failing view fails on every request: one line per endpoint and hour is enough."""
-
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._lock = Lock()
-        self._next: dict[str, float] = {}
-        self._suppressed: dict[str, int] = {}
+        # A failing view fails on every request: one line per endpoint and hour is enough.
+        self._limit = LogLimit(3600, monotonic=monotonic)
 
     def quarantined(self, state: RequestState, reason: str) -> None:
         """Log this quarantine, or count it if the endpoint had its line within the hour."""
-        operation, now = state.operation, self._monotonic()
-        with self._lock:
-            if now < self._next.get(operation, now):
-                self._suppressed[operation] = self._suppressed.get(operation, 0) + 1
-                return
-            self._next[operation] = now + self.INTERVAL_SECONDS
-            more = self._suppressed.pop(operation, 0)
+        more = self._limit.take(state.operation)
+        if more is None:
+            return
         _log.warning(
             "%s failed (%s) %s. The key is quarantined: retries get 409 outcome-unknown until a resolver or an operator "
             "settles it. %s%s",
-            operation,
+            state.operation,
             reason,
             "past its point of no return" if state.past_point else "and does not say how far it came",
             _remedy(state),

@@ -47,13 +47,13 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
-from flask_idempotency.engine.outages import cause_of
+from flask_idempotency.engine.outages import LogLimit, cause_of
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.judging import NO_RESPONSE, Verdict, judge_response, judge_stream, judge_unanswered
+from flask_idempotency.web.judging import NO_RESPONSE, Judgement, judge_response, judge_stream, judge_unanswered
 from flask_idempotency.web.principals import AnonymousCaller, UnknownCaller
 from flask_idempotency.web.request_body import BodyTooLarge, TruncatedBody
 from flask_idempotency.web.request_state import Phase, RequestState, session_here
@@ -270,22 +270,18 @@ class Meter(Tee):
 
 
 class Observer:
-    """Observes the requests of one application. `observations`: None if the store cannot remember them, so each fails."""
+    """Observes the requests of one application."""
 
-    def __init__(
-        self, guard: Guard, quota: Quota | None, publish: Observers, observations: Observations | None
-    ) -> None:
+    def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._publish = publish
+        self._publish = guard.observers
         # Not its limit of new keys, which is for a window that may be a second.
-        records = None if quota is None else quota.records
-        self.paced = PacedObservations(
-            observations, most=min(MOST_OBSERVED if records is None else records, MOST_OBSERVED)
-        )
+        records = None if guard.settings.quota is None else guard.settings.quota.records
+        most = MOST_OBSERVED if records is None else min(records, MOST_OBSERVED)
+        self.paced = PacedObservations(guard.built.observations, most=most)
         # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
         self.renewer = LeaseRenewer()
-        self._logged: set[tuple[str, str]] = set()
-        """Endpoints with the kind of failure that has been logged."""
+        self._logged = LogLimit()
 
     def watch(self, state: RequestState, request: Request) -> None:
         """Note that this request began, and what enforcing would do with it."""
@@ -313,7 +309,7 @@ class Observer:
         try:
             requests = self._guard.reader.read(shadow, request)
         except UnknownCaller as error:
-            if self._is_first(shadow.operation, "unknown caller"):
+            if self._logged.take(f"{shadow.operation} without a caller") is not None:
                 _log.warning("%s would refuse a request with a key: %s. %s", shadow.operation, error, error.remedy)
             return names.BAD_REQUEST, 0.0
         except (InvalidKey, AnonymousCaller, TruncatedBody, BodyTooLarge):
@@ -358,7 +354,7 @@ class Observer:
                 if committed:
                     self._settle(shadow, judge_response(shadow, response, self._guard.lost_fields))
                 else:
-                    self._settle(shadow, Verdict(Decision.RELEASE, NO_RESPONSE, "not-committed"))
+                    self._settle(shadow, Judgement(Decision.RELEASE, NO_RESPONSE, "not-committed"))
 
     def drop(self, state: RequestState, shadow: RequestState, error: BaseException | None) -> None:
         """Judge a request without a response of its view: an error propagated, or a later hook failed."""
@@ -371,12 +367,12 @@ class Observer:
         with self._counting_failures(shadow):
             self._settle(shadow, judge_stream(shadow, end))
 
-    def _settle(self, shadow: RequestState, verdict: Verdict | None) -> None:
+    def _settle(self, shadow: RequestState, judgement: Judgement | None) -> None:
         """End the claim. None: a stream goes on, and ends it."""
-        if verdict is None:
+        if judgement is None:
             return
         shadow.phase = Phase.DONE
-        decision = settle(shadow, verdict.decision, verdict.stored, reason=verdict.reason)
+        decision = settle(shadow, judgement.decision, judgement.stored, reason=judgement.reason)
         if decision is Decision.KEEP and shadow.sets_cookie:
             self._report(shadow, names.SETS_COOKIE)
 
@@ -404,7 +400,7 @@ class Observer:
             shadow.phase, shadow.observed = Phase.DONE, names.FAILED
             self._report(shadow, names.FAILED)
             kind = cause_of(error)
-            if self._is_first(shadow.operation, kind):
+            if self._logged.take(f"{shadow.operation} {kind}") is not None:
                 _log.warning(
                     "%s could not observe a request (%s). The request was not affected.",
                     shadow.operation,
@@ -413,12 +409,6 @@ class Observer:
                 )
             if shadow.claim is not None and not shadow.claim.ended:
                 shadow.claim.release_later()
-
-    def _is_first(self, operation: str, kind: str) -> bool:
-        """Return whether this is the first such failure of this endpoint."""
-        first = (operation, kind) not in self._logged
-        self._logged.add((operation, kind))
-        return first
 
 
 def _mirror(state: RequestState, shadow: RequestState) -> None:

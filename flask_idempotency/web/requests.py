@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
@@ -356,18 +356,20 @@ def form_in(request: Request, body: Body) -> Form | None:
     return form if form is not None and (form.fields or form.files or not body.length) else None
 
 
+@dataclass(eq=False, repr=False)
 class RequestReader:
     """Reads the requests of one application.
 
     `identities` has one entry per secret in use, the newest first.
     """
 
-    def __init__(self, app: Flask, *, identities: Sequence[Identity], settings: Settings, callbacks: Callbacks) -> None:
-        self._app = app
-        self._identities = identities
-        self._settings = settings
-        self._callbacks = callbacks
-        self.credentials = Credentials(settings.credential_headers, allow_anonymous=settings.allow_anonymous)
+    app: Flask
+    identities: Sequence[Identity]
+    settings: Settings
+    callbacks: Callbacks
+
+    def __post_init__(self) -> None:
+        self.credentials = Credentials(self.settings.credential_headers, allow_anonymous=self.settings.allow_anonymous)
 
     def read(self, state: RequestState, request: Request, *, trace: str = "") -> list[ClaimRequest]:
         """Return the request under every secret in use, newest first; then under its former names, unless it
@@ -378,10 +380,10 @@ class RequestReader:
         Raises `InvalidKey`, `UnknownCaller`, `AnonymousCaller`, `TruncatedBody`, `BodyTooLarge` and `BodyNotKept`, and
         `ConfigurationError` for a loader that returns nonsense.
         """
-        policy, settings, callbacks = state.policy, self._settings, self._callbacks
+        policy, settings, callbacks = state.policy, self.settings, self.callbacks
         if policy.key is not None:
             state.body = read_body(request, most=policy.max_request_body)
-            values = found_key(request, self._app.ensure_sync(policy.key), state.body)
+            values = found_key(request, self.app.ensure_sync(policy.key), state.body)
         else:
             values = client_keys(request, policy)
             if policy.form_field is not None and request.mimetype in FORM_TYPES:
@@ -390,12 +392,10 @@ class RequestReader:
             return []
         state.client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
         if callbacks.tenant is not None:
-            state.tenant = load_tenant(callbacks, self._app)
+            state.tenant = load_tenant(callbacks, self.app)
         state.principal = policy.principal
         if policy.principal is None:
-            state.principal = self.credentials.principal(
-                callbacks.principal, request, self._app, in_view=state.deferred
-            )
+            state.principal = self.credentials.principal(callbacks.principal, request, self.app, in_view=state.deferred)
         if state.principal is None and settings.allow_anonymous is False:
             raise AnonymousCaller
         state.body = read_body(request, most=policy.max_request_body)
@@ -406,16 +406,16 @@ class RequestReader:
         prints, former_prints = fingerprints(
             request,
             policy,
-            self._identities,
+            self.identities,
             body=state.body,
             # Read for each request: an application may set them after the extension was set up.
-            by_host=self._app.url_map.host_matching or self._app.subdomain_matching,
-            csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
+            by_host=self.app.url_map.host_matching or self.app.subdomain_matching,
+            csrf_field=self.app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
         )
         requests = claim_requests(
             scope,
             state.client_key,
-            self._identities,
+            self.identities,
             prints,
             former_prints=former_prints,
             policy=policy,
@@ -430,5 +430,5 @@ class RequestReader:
             return requests
         if policy.principal is not None:
             former = replace(former, principal=None)  # the policy names this caller, and no loader did
-        state.former = former_names(former, state.tenant, state.principal, request, self._app, in_view=state.deferred)
-        return with_former(former, state.former, scope, state.client_key, requests, self._identities)
+        state.former = former_names(former, state.tenant, state.principal, request, self.app, in_view=state.deferred)
+        return with_former(former, state.former, scope, state.client_key, requests, self.identities)

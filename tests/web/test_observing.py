@@ -274,7 +274,7 @@ class Broken:
 
     @staticmethod
     def fingerprint_fails(guise: Guise) -> None:
-        observer_of(guise)._guard.reader._identities = ("nonsense",)
+        observer_of(guise)._guard.reader.identities = ("nonsense",)
 
     @staticmethod
     def caller_cannot_be_told(guise: Guise) -> None:
