@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, NotCommitted, NotStorable, StoreUnavailable
 from flask_idempotency.engine.events import (
@@ -160,6 +160,7 @@ class ClaimEnding:
     """What `complete` stores."""
 
 
+@final
 class Claim:
     """The right to work on a key, until exactly one of `complete`, `release` and `quarantine` ends it.
 

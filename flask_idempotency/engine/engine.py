@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never, final
 
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
@@ -106,6 +106,7 @@ class KeyStatus:
 Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Expired | Voided
 
 
+@final
 class Engine:
     """Decide what becomes of a keyed request. Keeps no state of a request, so threads can share one engine."""
 

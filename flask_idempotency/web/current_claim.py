@@ -34,22 +34,23 @@ class CurrentClaim:
     """
 
     def __bool__(self) -> bool:
-        return _claim() is not None
+        work = work_here()
+        return work is not None and work.claim is not None
 
     @property
     def key(self) -> str:
         """The client's key, without quotes; of a message its id. It is not secret. Trust it no more than other client input."""
-        return _state("key").client_key
+        return _claim("key")[0].client_key
 
     @property
     def tenant(self) -> str | None:
         """The tenant of this claim, or None."""
-        return _state("tenant").tenant
+        return _claim("tenant")[0].tenant
 
     @property
     def principal(self) -> str | None:
         """The caller of this claim. None: an anonymous caller."""
-        return _state("principal").principal
+        return _claim("principal")[0].principal
 
     @property
     def fence(self) -> int:
@@ -57,12 +58,12 @@ class CurrentClaim:
 
         `flask_idempotency.sql.fenced` writes such an UPDATE for you.
         """
-        return _required_claim("fence").fence
+        return _claim("fence")[1].fence
 
     @property
     def attempt(self) -> int:
         """1 for the first attempt, more if this worker took the claim of a vanished worker over."""
-        return _required_claim("attempt").attempt
+        return _claim("attempt")[1].attempt
 
     @property
     def finishing(self) -> bool:
@@ -107,11 +108,9 @@ class CurrentClaim:
         step it is `current_step.downstream_key`: also the same after a rename with `was=`. Raises `RuntimeError` without a
         claim.
         """
-        state = _state("downstream_key()")
-        if state.claim is None or state.oldest is None:
-            raise _no_claim("downstream_key()")
-        if item is None and state.claim.steps is None:
-            return state.oldest.downstream_key(state.claim.oldest_key, name)
+        state, claim = _claim("downstream_key()")
+        if item is None and claim.steps is None and state.oldest is not None:
+            return state.oldest.downstream_key(claim.oldest_key, name)
         from flask_idempotency.steps import steps
 
         return steps.downstream_key(state, name, item)
@@ -245,23 +244,12 @@ def idempotency_script(*, nonce: str | None = None) -> Markup:
     return Markup('<script type="module" src="{}"{}></script>').format(request.script_root + url, attribute)
 
 
-def _claim() -> Claim | None:
-    work = work_here()
-    return None if work is None else work.claim
-
-
-def _state(attribute: str) -> Running:
+def _claim(attribute: str) -> tuple[Running, Claim]:
+    """Return what runs here, and its claim. Raises `RuntimeError` if it has none."""
     work = work_here()
     if work is None or work.claim is None:
         raise _no_claim(attribute)
-    return work
-
-
-def _required_claim(attribute: str) -> Claim:
-    claim = _claim()
-    if claim is None:
-        raise _no_claim(attribute)
-    return claim
+    return work, work.claim
 
 
 def _no_claim(attribute: str) -> RuntimeError:

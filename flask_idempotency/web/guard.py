@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 from flask import Flask, Request
 from werkzeug.wrappers import Response
@@ -76,11 +76,11 @@ if TYPE_CHECKING:
     from flask_idempotency.otel import Telemetry
     from flask_idempotency.web.kept_requests import Try
 
-UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
-"""The response header that says that a view ran without a claim because the store was down."""
+STATUS: Final = "Idempotency-Status"
+"""The response header of a request that ended otherwise than its response says.
 
-PAUSED: Final = ("Idempotency-Status", "paused")
-"""The response header of a request that was paused: send it again with the same key."""
+`unprotected`: its view ran without a claim because the store was down. `paused`: send it again with the same key.
+"""
 
 COUNTED_HERE: Final = {
     "missing-key": MISSING_KEY,
@@ -94,6 +94,7 @@ COUNTED_HERE: Final = {
 _log = logging.getLogger("flask_idempotency")
 
 
+@final
 @dataclass(eq=False, repr=False)
 class Guard:
     """Claim keys and end claims, for one application. What belongs to one request is in its `RequestState`."""
@@ -384,7 +385,7 @@ class Guard:
             if response is not state.response or looks(response) != state.looks:
                 overlay(response, self.replies.build(state.reply, state.policy), policy=state.policy)
         elif state.phase is Phase.UNPROTECTED:
-            response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
+            response.headers[STATUS] = "unprotected"
         if state.phase is not Phase.CLAIMED:
             return
         earlier = state.tee() if state.tee is not None else None
@@ -420,7 +421,7 @@ class Guard:
         if judgement is None:
             released = state.phase is Phase.STREAMING and state.decision is Decision.RELEASE
             if released and steps is not None and steps.has_effects and not steps.in_doubt:
-                response.headers[PAUSED[0]] = PAUSED[1]
+                response.headers[STATUS] = "paused"
             return
         transactional = claim.transactional
         if transactional and judgement.decision is Decision.RELEASE:
@@ -442,7 +443,7 @@ class Guard:
             elif state.escaped_refusal is not None and steps is not None:
                 self._replace_refusal(state, response, state.escaped_refusal, in_doubt=steps.in_doubt)
             if claim.paused:
-                response.headers[PAUSED[0]] = PAUSED[1]
+                response.headers[STATUS] = "paused"
         if self.activity is not None:
             self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
 
@@ -572,33 +573,30 @@ class Guard:
 
     def _join_unclaimed(self, state: RequestState) -> None:
         if self.engine.transactions is not None:
-            state.unclaimed = self.engine.transactions.join((), b"", operation=state.operation, on_early_commit=_ignore)
+            # Work without a claim may commit by itself.
+            state.unclaimed = self.engine.transactions.join(
+                (), b"", operation=state.operation, on_early_commit=lambda: None
+            )
 
     def commit_unclaimed(self, state: RequestState, response: Response) -> bool:
         """Commit the rows of a transactional view that ran without a claim. Return False if that failed."""
         state.phase = Phase.DONE
-        if state.unclaimed is None:
-            try:
-                self._join_unclaimed(state)
-            except errors.InheritedConnection as error:
-                self._replace_uncommitted(state, response, error)
-                return False
-        transaction = state.unclaimed
-        if transaction is None:
-            return True
         try:
+            if state.unclaimed is None:
+                self._join_unclaimed(state)
+            if state.unclaimed is None:
+                return True
             if with_rows(state, status=max(state.status, response.status_code), error=state.error):
-                transaction.commit(to_several=self._lets_pass(state))
+                state.unclaimed.commit(to_several=self._lets_pass(state))
             else:
-                transaction.roll_back()
-        except errors.NotCommitted as error:
-            self._replace_uncommitted(state, response, error)
-            return False
-        except errors.StoreUnavailable as error:
-            self._replace_uncommitted(state, response, error, problem=Problem("commit-unknown"))
+                state.unclaimed.roll_back()
+        except (errors.NotCommitted, errors.StoreUnavailable) as error:
+            sent = state.unclaimed is not None and not isinstance(error, errors.NotCommitted)
+            self._replace_uncommitted(state, response, error, problem=Problem("commit-unknown") if sent else None)
             return False
         finally:
-            transaction.leave()
+            if state.unclaimed is not None:
+                state.unclaimed.leave()
         return True
 
     def log_unsaved(self, state: RequestState) -> None:
@@ -610,7 +608,3 @@ class Guard:
                 "stream or a late callback writes must be written before, or committed by itself",
                 state.operation,
             )
-
-
-def _ignore() -> None:
-    """Work without a claim may commit by itself."""

@@ -312,7 +312,9 @@ class Hooks:
         if state.client_key and self._janitor is not None:
             self._janitor.look()
         if state.claim is not None and self._identity is not None:
-            self._identity.look(httpauth=self._callbacks.principal is None and is_of_httpauth(state.principal))
+            if self._callbacks.principal is None and is_of_httpauth(state.principal):
+                self._identity.note_httpauth()
+            self._identity.look()
 
     def teardown(self, state: RequestState, error: BaseException | None) -> None:
         """End a claim that is still open. Runs twice for some streams, and for every popped copy of the context."""

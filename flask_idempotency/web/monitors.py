@@ -9,17 +9,18 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from threading import Lock
-from typing import Final
+from typing import ClassVar, Final
 
 from flask import Flask
 
 from flask_idempotency.assembly import Services, identities, is_process_local
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
-from flask_idempotency.engine.outages import cause_of
+from flask_idempotency.engine.outages import LogLimit, cause_of
 from flask_idempotency.engine.tasks import TaskLog, silence_of
 from flask_idempotency.operations.identity import (
     FORMER_LOADER,
@@ -103,99 +104,96 @@ def _kinds_before(
             return (FORMER_LOADER,)
 
 
-class JanitorMonitor:
-    """Publish `JanitorMissing` once when no janitor has reported for two intervals.
+@dataclass(eq=False)
+class Monitor:
+    """Looks at the task log now and then. `monotonic` is for tests."""
 
-    Any task but `relay` counts, also one that cron runs: cron has no heartbeat. After a report, the next silence is
-    published again.
-    """
+    question: ClassVar[str]
+    """What it finds out."""
 
-    def __init__(
-        self,
-        task_log: TaskLog,
-        observers: Callable[[Event], None],
-        *,
-        every: float,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._task_log = task_log
-        self._observers = observers
-        self._patience = 2 * every
-        self._monotonic = monotonic
+    task_log: TaskLog
+    monotonic: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+
+    def __post_init__(self) -> None:
         self._lock = Lock()
-        self._began: float | None = None
         self._due = -inf
-        self._published = False
 
     def look(self) -> None:
-        """Look at the task log if it is time. Call this when a keyed request ends; it never raises."""
-        now = self._monotonic()
+        """Look if it is time. Call this when a keyed request ends; it is nearly always quick, and never raises."""
+        now = self.monotonic()
         if now < self._due:
             return
         with self._lock:
             if now < self._due:
                 return  # another thread does it
-            self._due = now + self._patience
-            if self._began is None:
-                # The janitor may be starting too.
-                self._began = now
-                return
+            self._due = now + AGAIN_SECONDS
         try:
-            silence = silence_of(self._task_log.reports())
+            self._due = now + self._look(now)
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
-            _log.debug("It is unknown whether a janitor runs (%s).", cause_of(error))
-            return
-        missing = silence is None or silence > self._patience
+            _log.debug("It is unknown whether %s (%s).", self.question, cause_of(error))
+
+    def _look(self, now: float) -> float:
+        """Look now. Return the seconds until the next time."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class JanitorMonitor(Monitor):
+    """Publish `JanitorMissing` once when no janitor has reported for two intervals of `every` seconds.
+
+    Any task but `relay` counts, also one that cron runs: cron has no heartbeat. After a report, the next silence is
+    published again.
+    """
+
+    question = "a janitor runs"
+
+    observers: Callable[[Event], None]
+    every: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._began: float | None = None
+        self._published = False
+
+    def _look(self, now: float) -> float:
+        patience = 2 * self.every
+        if self._began is None:
+            # The janitor may be starting too.
+            self._began = now
+            return patience
+        silence = silence_of(self.task_log.reports())
+        missing = silence is None or silence > patience
         if missing and not self._published:
-            self._observers(JanitorMissing("", "", now - self._began if silence is None else silence))
+            self.observers(JanitorMissing("", "", now - self._began if silence is None else silence))
         self._published = missing
+        return patience
 
 
-class IdentityMonitor:
+@dataclass(eq=False)
+class IdentityMonitor(Monitor):
     """Log each change of the identity of keys once.
 
     It first looks when the first request that claimed a key ends, because loaders may be registered until then. It asks the
     store again every hour. No request waits for it before its view runs.
     """
 
-    def __init__(
-        self,
-        task_log: TaskLog,
-        shape: Callable[[], IdentityShape],
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._task_log = task_log
-        self._shape = shape
-        self._monotonic = monotonic
-        self._lock = Lock()
-        self._due = -inf
-        self._logged: set[str] = set()
+    question = "the identity of keys has changed"
+
+    shape: Callable[[], IdentityShape]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._logged = LogLimit()
         self._httpauth = False
 
-    def look(self, *, httpauth: bool = False) -> None:
-        """Compare the identity with the store's history if it is time. Call this when a request that claimed a key ends.
+    def note_httpauth(self) -> None:
+        """Note that Flask-HTTPAuth named a caller: the next look records it."""
+        if not self._httpauth:
+            self._httpauth, self._due = True, -inf
 
-        It is nearly always quick, and never raises. `httpauth`: Flask-HTTPAuth named the caller, which is recorded once.
-        """
-        now = self._monotonic()
-        if httpauth and not self._httpauth:
-            self._httpauth, self._due = True, now
-        if now < self._due:
-            return
-        with self._lock:
-            if now < self._due:
-                return  # another thread does it
-            self._due = now + NOTED_EVERY_SECONDS
-        try:
-            history = look(self._task_log, self._shape(), note=True, httpauth=self._httpauth)
-        except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
-            self._due = now + AGAIN_SECONDS
-            _log.debug("It is unknown whether the identity of keys has changed (%s).", cause_of(error))
-            return
-        if not history.noted:
-            self._due = now + AGAIN_SECONDS
+    def _look(self, now: float) -> float:
+        history = look(self.task_log, self.shape(), note=True, httpauth=self._httpauth)
         for change in history.changes:
-            if change.what not in self._logged:
-                self._logged.add(change.what)
+            if self._logged.take(change.what) is not None:
                 _log.log(logging.ERROR if change.certain else logging.WARNING, "%s %s", change.text, change.remedy)
+        return NOTED_EVERY_SECONDS if history.noted else AGAIN_SECONDS

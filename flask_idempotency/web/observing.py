@@ -27,6 +27,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency.activity import COUNTERS
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import activity as names
+from flask_idempotency.engine import model
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.ending import settle
 from flask_idempotency.engine.engine import Engine
@@ -35,31 +36,18 @@ from flask_idempotency.engine.events import Completed, Event, Observation, Obser
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import (
-    ClaimRequest,
-    Expired,
-    Grant,
-    InFlight,
-    Mismatched,
-    OnExpiry,
-    OverQuota,
-    StoredPayload,
-    Unknown,
-)
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
 from flask_idempotency.engine.outages import LogLimit, cause_of
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.engine.waiting import Waiters
-from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.guard import STATUS, Guard
 from flask_idempotency.web.judging import NO_RESPONSE, Judgement, judge_response, judge_stream, judge_unanswered
 from flask_idempotency.web.principals import AnonymousCaller, UnknownCaller
 from flask_idempotency.web.request_body import BodyTooLarge, TruncatedBody
 from flask_idempotency.web.request_state import Phase, RequestState, session_here
 from flask_idempotency.web.responses import StreamEnd, Tee
-
-STATUS: Final = "Idempotency-Status"
 
 WARNINGS: Final = {
     names.REPLAYED: "would-replay",
@@ -94,10 +82,10 @@ UNKNOWN_KEPT_SECONDS: Final = float(names.KEPT_SECONDS[names.HOUR])
 """How long a key that enforcing would have quarantined is remembered, at least. A record would stay; counts go after this."""
 
 _REFUSALS: Final[Mapping[Sighting, StoreOutcome]] = {
-    Sighting.REPLAY: Expired(first_seen=0.0),
-    Sighting.CONFLICT: InFlight(retry_after=0.0),
-    Sighting.MISMATCH: Mismatched(first_seen=0.0),
-    Sighting.UNKNOWN: Unknown(reason=""),
+    Sighting.REPLAY: model.Expired(first_seen=0.0),
+    Sighting.CONFLICT: model.InFlight(retry_after=0.0),
+    Sighting.MISMATCH: model.Mismatched(first_seen=0.0),
+    Sighting.UNKNOWN: model.Unknown(reason=""),
 }
 """Why a key is not granted, by what was found under it. Of a response, only the fact of completion is remembered."""
 
@@ -180,10 +168,12 @@ class ObservingStore:
         self.found: Observed | None = None
         """What the request found under its key."""
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
+    def claim(
+        self, request: model.ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None
+    ) -> StoreOutcome:
         paced, tid = self._paced, request.key.tid
         if not paced.count(tid, self._keep, 1):
-            return OverQuota("records", paced.most)
+            return model.OverQuota("records", paced.most)
         # If it fails, the store may have noted the key: the engine releases it later.
         self.found = paced.ask(
             lambda store: store.observe(
@@ -192,13 +182,15 @@ class ObservingStore:
                 fingerprint=request.fingerprint,
                 lease=lease,
                 keep=self._keep,
-                hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
+                hold_lapsed=request.on_expiry is model.OnExpiry.QUARANTINE,
             )
         )
         sighting = self.found.sighting
         if sighting is not Sighting.NEW:
             paced.count(tid, self._keep, -1)
-        return _REFUSALS.get(sighting) or Grant(token, fence=1, attempt=1 + (sighting is not Sighting.NEW), lease=lease)
+        return _REFUSALS.get(sighting) or model.Grant(
+            token, fence=1, attempt=1 + (sighting is not Sighting.NEW), lease=lease
+        )
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         self._paced.ask(lambda store: store.renew(key, token, lease=lease))
@@ -207,7 +199,7 @@ class ObservingStore:
         """Do nothing: the claim itself knows that its view passed the point."""
 
     def complete(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+        self, key: StorageKey, token: bytes, payload: model.StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         self._end(key, token, Ending.KEPT, keep)
 
@@ -221,7 +213,7 @@ class ObservingStore:
     def read(self, key: StorageKey) -> None:
         """Return None: there is no record."""
 
-    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: model.StoredPayload) -> None:
         """Do nothing: there is no record."""
 
     def _end(self, key: StorageKey, token: bytes, ending: Ending, keep: float) -> None:
@@ -281,6 +273,7 @@ class Observer:
         self.paced = PacedObservations(guard.built.observations, most=most)
         # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
         self.renewer = LeaseRenewer()
+        self._waiters = Waiters(0)
         self._logged = LogLimit()
 
     def watch(self, state: RequestState, request: Request) -> None:
@@ -320,7 +313,7 @@ class Observer:
         self.paced.ready()
         store = ObservingStore(self.paced, keep=policy.keep)
         ended = partial(self._ended, shadow.caller, self.paced.monotonic())
-        deps = Dependencies(store, _CODEC, self.renewer, Waiters(0), Observers([ended]))
+        deps = Dependencies(store, _CODEC, self.renewer, self._waiters, Observers([ended]))
         outcome, _ = Engine(deps).claim_once(requests[:1], policy, None)
         if isinstance(outcome, Claim):
             outcome.transactional = policy.effects == "transactional"

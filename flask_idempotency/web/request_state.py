@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from flask import has_request_context
 from werkzeug.wrappers import Response
@@ -71,6 +71,7 @@ class Phase(Enum):
     DONE = "done"
 
 
+@final
 class RequestState(Running):
     """The state of one request. Only the guard changes it, in the order of `Phase`. It refers to no request or context.
 
