@@ -50,16 +50,7 @@ from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, TemporaryBody
 from flask_idempotency.web.responses import LostFields, keeping
-from flask_idempotency.web.unreached import (
-    ADD_VOID_VIEW,
-    NO_VOID_VIEW,
-    NOT_REACHED,
-    NOT_REGISTERED,
-    REACH_IT,
-    REGISTER_IT,
-    unreached,
-    without_void_view,
-)
+from flask_idempotency.web.unreached import unprotected
 
 if TYPE_CHECKING:
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
@@ -268,14 +259,8 @@ def policy_faults(app: Flask, policies: Policies) -> list[Finding]:
     """Report every policy that cannot hold, and every annotation that no endpoint leads to."""
     remedy = "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
     faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
-    if voiding := without_void_view(app, policies):
-        faults.append(Finding("policies", Verdict.FAULT, f"{', '.join(voiding)}: {NO_VOID_VIEW}.", ADD_VOID_VIEW))
-    found = unreached(app)
-    if found.here:
-        faults.append(Finding("policies", Verdict.ADVICE, f"{NOT_REACHED}: {', '.join(found.here)}.", REACH_IT))
-    if found.elsewhere:
-        text = f"{NOT_REGISTERED}: {', '.join(found.elsewhere)}."
-        faults.append(Finding("policies", Verdict.ADVICE, text, REGISTER_IT))
+    for certain, text, cure in unprotected(app, policies):
+        faults.append(Finding("policies", Verdict.FAULT if certain else Verdict.ADVICE, text, cure))
     return faults or [Finding("policies", Verdict.FINE, "The policy of every endpoint can hold.")]
 
 

@@ -27,21 +27,11 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import ELSEWHERE, settle, with_rows
 from flask_idempotency.engine.engine import Outcome, Replay
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.model import (
-    IN_DOUBT,
-    InFlight,
-    OverQuota,
-    StoredResponse,
-    Unknown,
-)
+from flask_idempotency.engine.model import IN_DOUBT, InFlight, OverQuota, StoredResponse, Unknown
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, LogLimit, OutageLog, cause_of
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.callbacks import (
-    Callbacks,
-    load_quota,
-    load_tenant,
-)
+from flask_idempotency.web.callbacks import Callbacks, load_quota, load_tenant
 from flask_idempotency.web.judging import (
     UNCAPTURED,
     Judgement,
@@ -60,13 +50,7 @@ from flask_idempotency.web.problems import (
     step_problem,
 )
 from flask_idempotency.web.replies import Replies, command_for
-from flask_idempotency.web.request_body import (
-    MEMORY_BYTES,
-    BodyNotKept,
-    BodyTooLarge,
-    TruncatedBody,
-    forget_body,
-)
+from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, BodyTooLarge, TruncatedBody, forget_body
 from flask_idempotency.web.request_state import Phase, RequestState, context
 from flask_idempotency.web.requests import RequestReader, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
@@ -136,8 +120,7 @@ class Guard:
         if self.activity is not None:
             state.began = perf_counter()
         try:
-            trace = "" if self.tracing is None else self.tracing.trace()
-            requests = self.reader.read(state, request, trace=trace)
+            requests = self.reader.read(state, request, trace=None if self.tracing is None else self.tracing.trace)
         except UnknownCaller as error:
             return self._refuse(state, self._unknown_caller(state, error))
         except BodyNotKept as error:

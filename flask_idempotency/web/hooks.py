@@ -39,16 +39,7 @@ from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.request_state import FINISHING, Phase, RequestState, context, environ_key
-from flask_idempotency.web.unreached import (
-    ADD_VOID_VIEW,
-    NO_VOID_VIEW,
-    NOT_REACHED,
-    NOT_REGISTERED,
-    REACH_IT,
-    REGISTER_IT,
-    unreached,
-    without_void_view,
-)
+from flask_idempotency.web.unreached import unprotected
 
 if TYPE_CHECKING:
     from flask_idempotency.web.key_status import KeyStatusView
@@ -109,7 +100,6 @@ class Hooks:
         """Called once, before the first request is handled."""
         self._checked = False
         self._check = Lock()
-        self._logged: set[str] = set()
         self._activity = guard.activity
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
@@ -143,11 +133,10 @@ class Hooks:
     def report(self) -> None:
         """Log all policies with faults in one message. Each fault closes its own endpoint only."""
         try:
-            faults = [fault for fault in self._policies.faults() if fault not in self._logged]
+            faults = [fault for fault in self._policies.faults() if self._warned.take(fault) is not None]
         except Exception:  # noqa: BLE001 - one view that cannot be looked at must not close the others
             _log.exception("not every policy could be checked")
             return
-        self._logged.update(faults)
         if faults:
             # Not as an argument of the log call: line breaks of those are escaped.
             each = "".join(f"\n  - {printable(fault)}" for fault in faults)
@@ -156,16 +145,12 @@ class Hooks:
     def _report_unreached(self) -> None:
         """Log the annotations that protect nothing: no endpoint leads to their functions."""
         try:
-            found, voiding = unreached(self._app), without_void_view(self._app, self._policies)
+            found = list(unprotected(self._app, self._policies))
         except Exception:  # noqa: BLE001 - an object of the application that cannot be looked at must close no endpoint
             _log.exception("not every annotation could be checked")
             return
-        if voiding:
-            _log.warning("%s: %s. %s", ", ".join(voiding), NO_VOID_VIEW, ADD_VOID_VIEW)
-        if found.here:
-            _log.warning("%s: %s. %s", NOT_REACHED, ", ".join(found.here), REACH_IT)
-        if found.elsewhere:
-            _log.warning("%s: %s. %s", NOT_REGISTERED, ", ".join(found.elsewhere), REGISTER_IT)
+        for _, text, remedy in found:
+            _log.warning("%s %s", text, remedy)
 
     def note(self, endpoint: str | None, values: Any) -> None:
         """Note that this request may be keyed. Reads no body and calls no store: it runs before authentication."""
@@ -227,7 +212,7 @@ class Hooks:
         here = context.get()
         state.context = id(here)
         state.note_session()
-        if state.policy.mode != "enforce" and self._enabled:
+        if state.policy.mode != "enforce" and state.finishing is None and self._enabled:
             try:
                 self.observer.watch(state, here.request)
             except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file

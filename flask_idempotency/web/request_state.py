@@ -106,7 +106,7 @@ class RequestState(Running):
     record: str = ""
     """The short keyed hash that events carry."""
     began: float = 0.0
-    """When its key was found, by `time.perf_counter`. Set if activity is on."""
+    """When the guard began to read it, by `time.perf_counter`. Set if activity is on."""
     former: tuple[str | None, str | None] = (None, None)
     """The tenant and the principal by IDEMPOTENCY_FORMER_IDENTITY."""
     preferred_wait: int | None = None

@@ -371,11 +371,13 @@ class RequestReader:
     def __post_init__(self) -> None:
         self.credentials = Credentials(self.settings.credential_headers, allow_anonymous=self.settings.allow_anonymous)
 
-    def read(self, state: RequestState, request: Request, *, trace: str = "") -> list[ClaimRequest]:
+    def read(
+        self, state: RequestState, request: Request, *, trace: Callable[[], str] | None = None
+    ) -> list[ClaimRequest]:
         """Return the request under every secret in use, newest first; then under its former names, unless it
         is only observed. Empty: it has no key.
 
-        Sets the key, the caller and the body in its state. `trace` is what the record keeps of the span.
+        Sets the key, the caller and the body in its state. `trace` returns what the record keeps of the span.
 
         Raises `InvalidKey`, `UnknownCaller`, `AnonymousCaller`, `TruncatedBody`, `BodyTooLarge` and `BodyNotKept`, and
         `ConfigurationError` for a loader that returns nonsense.
@@ -423,7 +425,7 @@ class RequestReader:
             operation=state.operation,
             hashed=settings.hash_identities,
             timestamp=key_timestamp(state.client_key),
-            trace=trace,
+            trace="" if trace is None else trace(),
         )
         former = settings.former_identity
         if former is None or policy.mode != "enforce":

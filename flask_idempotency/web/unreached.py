@@ -18,14 +18,7 @@ from flask import Blueprint, Flask
 from flask_idempotency.web.policies import Policies, annotated_here, called_by, class_of, led_to, name_of, served_here
 
 NOT_REACHED: Final = "Annotations protect nothing, because no endpoint of this application leads to what they stand on"
-REACH_IT: Final = (
-    "Annotate the function that the route gets; of a view that is an object, the object or its __call__. Remove the annotation "
-    "from a function that is no view."
-)
 NOT_REGISTERED: Final = "Annotations stand on views of blueprints that this application does not register"
-REGISTER_IT: Final = "Register those blueprints, unless they are left out here on purpose."
-NO_VOID_VIEW: Final = "void=True has no effect, because no status view takes DELETE"
-ADD_VOID_VIEW: Final = 'Set IDEMPOTENCY_STATUS_URL, or register key_status with methods=["GET", "DELETE"].'
 
 
 class Unreached(NamedTuple):
@@ -135,3 +128,20 @@ def without_void_view(app: Flask, policies: Policies) -> list[str]:
     if any(endpoint in views and method == "DELETE" for endpoint, method in pairs):
         return []
     return [f"{method} {endpoint}" for endpoint, method in may_void if endpoint not in views]
+
+
+def unprotected(app: Flask, policies: Policies) -> Iterator[tuple[bool, str, str]]:
+    """Yield what annotations promise and nothing keeps: whether it is a fault for certain, a sentence, and the remedy."""
+    if voiding := without_void_view(app, policies):
+        remedy = 'Set IDEMPOTENCY_STATUS_URL, or register key_status with methods=["GET", "DELETE"].'
+        yield True, f"{', '.join(voiding)}: void=True has no effect, because no status view takes DELETE.", remedy
+    here, elsewhere = unreached(app)
+    if here:
+        remedy = (
+            "Annotate the function that the route gets; of a view that is an object, the object or its __call__. Remove the "
+            "annotation from a function that is no view."
+        )
+        yield False, f"{NOT_REACHED}: {', '.join(here)}.", remedy
+    if elsewhere:
+        remedy = "Register those blueprints, unless they are left out here on purpose."
+        yield False, f"{NOT_REGISTERED}: {', '.join(elsewhere)}.", remedy

@@ -216,10 +216,10 @@ def test_a_fault_of_the_search_closes_nothing(
     app = shop()
     app.config["PAY"] = lambda: "paid"
 
-    def fail(app: Flask) -> None:
+    def fail(app: Flask, policies: Any) -> None:
         raise RuntimeError("an object of the application")
 
-    monkeypatch.setattr("flask_idempotency.web.hooks.unreached", fail)
+    monkeypatch.setattr("flask_idempotency.web.hooks.unprotected", fail)
 
     assert "paid" == app.test_client().post("/call").text
     assert "not every annotation could be checked" in caplog.text
