@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -27,6 +27,7 @@ from flask_idempotency.engine.capabilities import (
     Verdict,
 )
 from flask_idempotency.engine.errors import DataKeyMissing
+from flask_idempotency.engine.journal import Entry
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import (
@@ -39,17 +40,48 @@ from flask_idempotency.engine.model import (
     kid_of,
     skeleton_of,
 )
-from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
+from flask_idempotency.engine.quota import (
+    Drift,
+    NewKeys,
+    Quota,
+    Usage,
+    bucket_edge_ms,
+    bucket_width_ms,
+    window_of,
+)
 from flask_idempotency.engine.store import Clock, SteadyClock
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
+from flask_idempotency.engine.values import valueclass
+from flask_idempotency.stores import microseconds
+
+
+@valueclass(frozen=True, slots=True)
+class KeptJournal:
+    """The journal of a record. `steps` is how many entries have effects, as its worker says."""
+
+    entries: Mapping[bytes, Entry]
+    fence: int
+    write: int
+    steps: int
 
 
 class MemoryRecords:
-    """Hold the records, the clock and the lock. Take the lock before you read or write here."""
+    """Hold the records, what is known of them, the clock and the lock. Take the lock before you read or write here."""
 
     def __init__(self, clock: Clock) -> None:
         self.lock: threading.Lock = threading.Lock()
         self.records: dict[StorageKey, Record] = {}
+        self.unfinished: dict[StorageKey, Record] = {}
+        """Those that are not completed."""
+        self.turns: dict[StorageKey, float] = {}
+        """When the next turn of a quarantined record for a resolver is. A record without one is due immediately."""
+        self.counted: defaultdict[bytes, set[StorageKey]] = defaultdict(set)
+        """By tenant: the keys that count in its quota, and some whose life has ended."""
+        self.journals: dict[StorageKey, KeptJournal] = {}
+        self.data_keys: MemoryDataKeys = MemoryDataKeys(self)
+        self._ends: list[tuple[float, int, StorageKey]] = []
+        """A heap of the times at which responses and records end, so that a sweep searches no records."""
+        self._order = count()
         self._clock = clock
         self._steady_clock = SteadyClock()
 
@@ -68,22 +100,115 @@ class MemoryRecords:
         record = self.records.get(key)
         return None if record is None or is_over(record, now) else record
 
+    def as_seen(self, seen: SeenRecord, now: float) -> Record | None:
+        """Return the record if it is as an operator or a resolver saw it."""
+        record, was = self.live(seen.key, now), seen.record
+        if record is None or (record.state, record.token, record.deadline) != (was.state, was.token, was.deadline):
+            return None
+        return record
 
-def page_of(keys: Iterable[StorageKey], after: bytes, limit: int) -> tuple[list[StorageKey], bytes | None]:
-    """Return the first keys after this id, by their ids, and where the next page begins. None: this is the last."""
-    page = heapq.nsmallest(limit + 1, (key for key in keys if key.rid > after), key=lambda key: key.rid)
-    return page[:limit], page[limit - 1].rid if len(page) > limit else None
+    def shown(self, key: StorageKey, record: Record, now: float) -> Record:
+        """Return this record as a caller gets it: without a response that has expired, and marked if that was erased."""
+        if record.state is State.COMPLETED and record.deadline <= now:
+            record = replace(record, payload=skeleton_of(record.payload))
+        return self.data_keys.with_erasure(key, replace(record, remaining=record.deadline - now))
 
+    def page(
+        self, keys: Iterable[StorageKey], now: float, *, after: bytes, limit: int, tid: bytes | None
+    ) -> tuple[list[tuple[StorageKey, Record]], bytes | None]:
+        """Return the live records of the first keys after this id, of this tenant if you name one, and the next cursor."""
+        ids = heapq.nsmallest(limit + 1, (key for key in keys if key.rid > after), key=lambda key: key.rid)
+        held = ((key, self.live(key, now)) for key in ids[:limit] if tid in (None, key.tid))
+        found = [(key, self.shown(key, record, now)) for key, record in held if record is not None]
+        return found, ids[limit - 1].rid if len(ids) > limit else None
 
-def as_seen(record: Record, seen: Record) -> bool:
-    """Return whether the record is as an operator or a resolver saw it."""
-    return (record.state, record.token, record.deadline) == (seen.state, seen.token, seen.deadline)
+    def put(self, key: StorageKey, record: Record | None) -> None:
+        """Change a record here only, so that the quota counts and the recovery index follow every change."""
+        before = self.records.pop(key, None)
+        if before is not None and before.in_quota:
+            self.counted[key.tid].discard(key)
+        if record is None:
+            self.journals.pop(key, None)
+        else:
+            self.records[key] = record
+            if record.in_quota:
+                self.counted[key.tid].add(key)
+        if record is None or record.state is State.COMPLETED:
+            self.unfinished.pop(key, None)
+            # If this key is quarantined again, its first turn for a resolver is due immediately.
+            self.turns.pop(key, None)
+        else:
+            self.unfinished[key] = record
+
+    def quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
+        self.put(key, replace(record, state=State.QUARANTINED, reason=reason, remembered_until=None))
+        return reason
+
+    def complete(
+        self,
+        key: StorageKey,
+        record: Record,
+        payload: StoredPayload,
+        now: float,
+        *,
+        keep: float,
+        remember: float | None,
+    ) -> None:
+        """Complete this record. Raise `DataKeyMissing` as `Store.complete` does."""
+        self.data_keys.check(key.tid, record, payload)
+        # Never before the claim: if an operator sets the clock back, the record would expire before it began.
+        begins = max(now, record.requested_at)
+        deadline, until = _end_of(record, begins, keep), None
+        if remember is not None and remember > keep:
+            until = max(_end_of(record, begins, remember), deadline)
+            heapq.heappush(self._ends, (until, next(self._order), key))
+        completed = replace(
+            record,
+            state=State.COMPLETED,
+            deadline=deadline,
+            completed_at=begins,
+            payload=payload,
+            reason="",
+            remembered_until=until,
+        )
+        self.put(key, completed)
+        self.journals.pop(key, None)
+        heapq.heappush(self._ends, (deadline, next(self._order), key))
+
+    def drop(self, horizon: float, limit: int) -> int:
+        """Drop up to `limit` responses and records that end by `horizon`. Count those that have changed since, too.
+
+        A record that is remembered for longer only loses its response.
+        """
+        dropped = 0
+        while dropped < limit and self._ends and self._ends[0][0] <= horizon:
+            _, _, key = heapq.heappop(self._ends)
+            record = self.records.get(key)
+            if record is not None and is_over(record, horizon):
+                self.put(key, None)
+            elif record is not None and _is_expired(record, horizon):
+                self.put(key, replace(record, payload=skeleton_of(record.payload)))
+            dropped += 1
+        return dropped
 
 
 def is_over(record: Record, now: float) -> bool:
     """Return whether the life of this record has ended, so that its key is free."""
     until = record.deadline if record.remembered_until is None else record.remembered_until
     return record.state is State.COMPLETED and until <= now
+
+
+def _is_expired(record: Record, now: float) -> bool:
+    """Return whether the response of this record has expired."""
+    return record.state is State.COMPLETED and record.deadline <= now
+
+
+def _end_of(record: Record, begins: float, keep: float) -> float:
+    """Return when what is kept from `begins` on ends. All that a quota counts together ends together."""
+    keep_us = microseconds(keep)
+    if not record.in_quota:
+        return begins + keep_us / 1_000_000
+    return bucket_edge_ms(int(begins * 1_000_000), keep_us, width_ms=bucket_width_ms(keep)) / 1000
 
 
 class MemoryTaskLog:
@@ -95,12 +220,12 @@ class MemoryTaskLog:
         self._locks: dict[str, tuple[bytes, float]] = {}
 
     def now(self) -> float:
-        with self._shared.lock:
-            return self._shared.now()
+        with self._shared.moment() as now:
+            return now
 
     def report(self, task: str, report: str) -> None:
-        with self._shared.lock:
-            self._reports[task] = self._shared.now(), report
+        with self._shared.moment() as now:
+            self._reports[task] = now, report
 
     def reports(self) -> Mapping[str, TaskReport]:
         with self._shared.moment() as now:
@@ -121,38 +246,14 @@ class MemoryTaskLog:
 
 
 class MemoryExpiry:
-    """Implement `capabilities.Expiry` with a heap of deadlines, so that a sweep searches no records."""
+    """Implement `capabilities.Expiry`."""
 
-    def __init__(self, shared: MemoryRecords, *, put: Callable[[StorageKey, Record | None], None]) -> None:
+    def __init__(self, shared: MemoryRecords) -> None:
         self._shared = shared
-        self._put = put
-        self._ends: list[tuple[float, int, StorageKey]] = []
-        self._order = count()
 
     def sweep(self, *, horizon: float, limit: int) -> int:
-        with self._shared.lock:
-            return self.drop(min(horizon, self._shared.now()), limit)
-
-    # The store calls the methods below, and holds the lock.
-
-    def completed(self, key: StorageKey, deadline: float) -> None:
-        heapq.heappush(self._ends, (deadline, next(self._order), key))
-
-    def drop(self, horizon: float, limit: int) -> int:
-        """Drop up to `limit` heap entries that end by `horizon`, and their records unless those have changed.
-
-        A record that is remembered for longer only loses its response.
-        """
-        dropped = 0
-        while dropped < limit and self._ends and self._ends[0][0] <= horizon:
-            _, _, key = heapq.heappop(self._ends)
-            record = self._shared.records.get(key)
-            if record is not None and is_over(record, horizon):
-                self._put(key, None)
-            elif record is not None and record.state is State.COMPLETED and record.deadline <= horizon:
-                self._put(key, replace(record, payload=skeleton_of(record.payload)))
-            dropped += 1
-        return dropped
+        with self._shared.moment() as now:
+            return self._shared.drop(min(horizon, now), limit)
 
 
 class MemoryHealth:
@@ -171,10 +272,8 @@ class MemoryHealth:
 
 @dataclass(slots=True)
 class _TenantCounts:
-    """What one tenant has in its quota."""
+    """What one tenant has in its quota beside its records."""
 
-    keys: set[StorageKey] = field(default_factory=set)
-    """Of the records that count, and of some whose life has ended."""
     windows: dict[float, tuple[int, int]] = field(default_factory=dict)
     """By a window's length in seconds: the number of the window, and its new keys."""
     limits: Quota = field(default_factory=Quota)
@@ -183,10 +282,9 @@ class _TenantCounts:
 class MemoryLedger:
     """Implement `capabilities.Ledger`. It counts a tenant's records when it is asked, so no count can drift."""
 
-    def __init__(self, shared: MemoryRecords, *, journal_bytes: Callable[[bytes], int]) -> None:
+    def __init__(self, shared: MemoryRecords) -> None:
         self._shared = shared
-        self._journal_bytes = journal_bytes
-        self._tenants: dict[bytes, _TenantCounts] = {}
+        self._tenants: defaultdict[bytes, _TenantCounts] = defaultdict(_TenantCounts)
 
     def usage(self, tid: bytes) -> Usage:
         with self._shared.moment() as now:
@@ -194,15 +292,15 @@ class MemoryLedger:
 
     def limits(self, tid: bytes) -> Quota:
         with self._shared.lock:
-            return self._of(tid).limits
+            return self._tenants[tid].limits
 
     def limit(self, tid: bytes, quota: Quota) -> None:
         with self._shared.lock:
-            self._of(tid).limits = quota
+            self._tenants[tid].limits = quota
 
     def tenants(self) -> Sequence[bytes]:
         with self._shared.lock:
-            return tuple(self._tenants)
+            return tuple({*self._tenants, *self._shared.counted})
 
     def reconcile(self, tid: bytes) -> Drift:
         return Drift()
@@ -211,7 +309,7 @@ class MemoryLedger:
 
     def check(self, tid: bytes, quota: Quota, now: float) -> OverQuota | None:
         """Return the limit that refuses one more key of this tenant, or None."""
-        quota = quota.overlaid(self._of(tid).limits)
+        quota = quota.overlaid(self._tenants[tid].limits)
         used, ends, leases = self._usage(tid, now)
         if quota.records is not None and used.records >= quota.records:
             return OverQuota("records", quota.records, retry_after=min(ends, default=now) - now)
@@ -227,32 +325,25 @@ class MemoryLedger:
 
     def count_new_key(self, tid: bytes, quota: Quota, now: float) -> None:
         """Count one more new key in its window."""
-        tenant = self._of(tid)
+        tenant = self._tenants[tid]
         rate = quota.overlaid(tenant.limits).new_keys
         if rate is not None:
             number, _ = window_of(int(now * 1_000_000), rate)
             tenant.windows[rate.seconds] = number, self._in_window(tid, rate, now) + 1
 
-    def changed(self, key: StorageKey, record: Record | None) -> None:
-        """Note whether the record of this key counts."""
-        keys = self._of(key.tid).keys
-        if record is not None and record.in_quota:
-            keys.add(key)
-        else:
-            keys.discard(key)
-
-    def _of(self, tid: bytes) -> _TenantCounts:
-        return self._tenants.setdefault(tid, _TenantCounts())
-
     def _in_window(self, tid: bytes, rate: NewKeys, now: float) -> int:
-        number, seen = self._of(tid).windows.get(rate.seconds, (-1, 0))
+        number, seen = self._tenants[tid].windows.get(rate.seconds, (-1, 0))
         return seen if number == window_of(int(now * 1_000_000), rate)[0] else 0
 
     def _usage(self, tid: bytes, now: float) -> tuple[Usage, list[float], list[float]]:
         """Return what the tenant uses, when completed records and responses end, and when running leases do."""
-        tenant, stored = self._of(tid), self._journal_bytes(tid)
-        counted, ends, leases = 0, list[float](), list[float]()
-        for record in map(self._shared.records.__getitem__, tenant.keys):
+        counted, stored, ends, leases = 0, 0, list[float](), list[float]()
+        for key in self._shared.counted[tid]:
+            record, journal = self._shared.records[key], self._shared.journals.get(key)
+            if journal is not None:
+                stored += sum(
+                    entry.payload.byte_size for entry in journal.entries.values() if entry.payload is not None
+                )
             if record.state is not State.COMPLETED:
                 counted += 1
                 if record.state is State.PROCESSING and record.deadline > now:
@@ -263,7 +354,8 @@ class MemoryLedger:
             if record.deadline > now and record.payload is not None:
                 stored += record.payload.byte_size
             ends += [each for each in (record.deadline, until) if each > now]
-        new_keys = max((self._in_window(tid, NewKeys(0, seconds), now) for seconds in tenant.windows), default=0)
+        windows = self._tenants[tid].windows
+        new_keys = max((self._in_window(tid, NewKeys(0, seconds), now) for seconds in windows), default=0)
         return Usage(counted, stored, len(leases), new_keys), ends, leases
 
 
@@ -284,16 +376,16 @@ class MemoryDataKeys:
     def __init__(self, shared: MemoryRecords) -> None:
         self._shared = shared
         self._store = secrets.token_bytes(16)
-        self._tenants: dict[bytes, _TenantKeys] = {}
+        self._tenants: defaultdict[bytes, _TenantKeys] = defaultdict(_TenantKeys)
 
     def read_keys(self, tid: bytes) -> TenantKeys:
         with self._shared.lock:
-            tenant = self._of(tid)
+            tenant = self._tenants[tid]
             return TenantKeys(self._store, tuple(self._listed(tenant)), tenant.last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         with self._shared.lock:
-            tenant = self._of(tid)
+            tenant = self._tenants[tid]
             if store != self._store or tenant.last != after or key.number <= after:
                 return False
             tenant.keys[key.number] = key
@@ -302,13 +394,13 @@ class MemoryDataKeys:
 
     def disable(self, tid: bytes, number: int) -> None:
         with self._shared.lock:
-            tenant = self._of(tid)
+            tenant = self._tenants[tid]
             if number in tenant.keys:
                 tenant.closed.setdefault(number, self._shared.now())
 
     def delete(self, tid: bytes, number: int) -> None:
         with self._shared.lock:
-            tenant = self._of(tid)
+            tenant = self._tenants[tid]
             if tenant.closed.pop(number, None) is not None:
                 del tenant.keys[number]
 
@@ -323,7 +415,7 @@ class MemoryDataKeys:
 
     def shred(self, tid: bytes) -> int:
         with self._shared.lock:
-            tenant = self._of(tid)
+            tenant = self._tenants[tid]
             gone = len(tenant.keys)
             tenant.keys.clear()
             tenant.closed.clear()
@@ -340,7 +432,7 @@ class MemoryDataKeys:
         """Raise `DataKeyMissing` if the data key of this payload is erased, disabled or unknown."""
         if payload.sealed_by is None or payload.sealed_by.number == 0:
             return
-        tenant = self._of(tid)
+        tenant = self._tenants[tid]
         if tenant.erased_at is not None and record.requested_at <= tenant.erased_at:
             raise DataKeyMissing(erased=True)
         if payload.sealed_by.number not in tenant.keys or payload.sealed_by.number in tenant.closed:
@@ -366,38 +458,30 @@ class MemoryDataKeys:
             closed = tenant.closed.get(number)
             yield key if closed is None else replace(key, closed_for=now - closed)
 
-    def _of(self, tid: bytes) -> _TenantKeys:
-        return self._tenants.setdefault(tid, _TenantKeys())
-
 
 class MemoryResponses:
     """Implement `capabilities.Responses`."""
 
-    def __init__(self, shared: MemoryRecords, data_keys: MemoryDataKeys) -> None:
+    def __init__(self, shared: MemoryRecords) -> None:
         self._shared = shared
-        self._data_keys = data_keys
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         with self._shared.moment() as now:
-            keys, following = page_of(self._shared.records, after, limit)
-            live = [(key, self._shared.live(key, now)) for key in keys]
-            found = [
-                Answer(key, self._data_keys.with_erasure(key, record))
-                for key, record in live
-                if record is not None and _has_response(record, now) and tid in (None, key.tid)
-            ]
-            wanted = tuple(
-                answer for answer in found if other_than is None or kid_of(answer.record.payload) != other_than
+            found, following = self._shared.page(self._shared.records, now, after=after, limit=limit, tid=tid)
+            wanted = (
+                Answer(key, record)
+                for key, record in found
+                if record.state is State.COMPLETED and record.remaining > 0
+                if other_than is None or kid_of(record.payload) != other_than
             )
-            return Page(wanted, following)
+            return Page(tuple(wanted), following)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(key, now)
-            if record is None or not _has_response(record, now) or record.payload != old:
+            if record is None or record.state is not State.COMPLETED or record.deadline <= now or record.payload != old:
                 return False
-            self._data_keys.check(key.tid, record, new)
+            self._shared.data_keys.check(key.tid, record, new)
             self._shared.records[key] = replace(record, payload=new)
             return True
 
@@ -408,62 +492,43 @@ class MemoryResponses:
             return Counter(kid_of(each) for each in payloads if each is None or each.sealed_by != ERASED)
 
 
-def _has_response(record: Record, now: float) -> bool:
-    """Return whether a retry gets the response of this record."""
-    return record.state is State.COMPLETED and record.deadline > now
-
-
 class MemoryRecovery:
-    """Implement `capabilities.Recovery`. The store passes its own `put` and `complete`, which also update the quota."""
+    """Implement `capabilities.Recovery`."""
 
-    def __init__(
-        self,
-        shared: MemoryRecords,
-        *,
-        put: Callable[[StorageKey, Record | None], None],
-        complete: Callable[[StorageKey, Record, StoredPayload, float, float | None, float], None],
-        with_erasure: Callable[[StorageKey, Record, float], Record],
-    ) -> None:
+    def __init__(self, shared: MemoryRecords) -> None:
         self._shared = shared
-        self._put = put
-        self._complete = complete
-        self._with_erasure = with_erasure
-        self._not_completed: dict[StorageKey, Record] = {}
-        self._turns: dict[StorageKey, float] = {}
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
-        return self._page(self._not_completed, lambda record, now: _is_stale(record, min(horizon, now)), after, limit)
+        with self._shared.moment() as now:
+            found, following = self._shared.page(self._shared.unfinished, now, after=after, limit=limit, tid=None)
+            stale = (SeenRecord(key, record) for key, record in found if _is_stale(record, min(horizon, now)))
+            return RecordPage(tuple(stale), following)
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         with self._shared.moment() as now:
-            record = self._as_seen(seen, now)
+            record = self._shared.as_seen(seen, now)
             if record is None or not _is_stale(record, min(horizon, now)) or record.on_expiry is OnExpiry.TAKEOVER:
                 return False
-            self._put(seen.key, replace(record, state=State.QUARANTINED, reason=LAPSED))
+            self._shared.quarantine(seen.key, record, LAPSED)
             return True
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
         with self._shared.moment() as now:
-            quarantined = {
-                key: record
-                for key, record in self._not_completed.items()
+            turns, upto = self._shared.turns, min(horizon, now)
+            waiting = [
+                (turns.get(key, record.deadline), key, record)
+                for key, record in self._shared.unfinished.items()
                 if record.state is State.QUARANTINED and (owner is None or record.token.startswith(owner))
-            }
-            waiting = sorted(quarantined, key=lambda key: self._turns.get(key, quarantined[key].deadline))
-            come = (key for key in waiting if self._turns.get(key, -inf) <= min(horizon, now))
-            taken = list(islice(come, limit))
-            found = [
-                SeenRecord(
-                    key,
-                    self._with_erasure(key, record, now),
-                    returned_before=self._turns.get(key, -inf) > record.deadline,
-                )
-                for key, record in ((key, quarantined[key]) for key in taken)
+                if turns.get(key, -inf) <= upto
             ]
-            for key in taken:
-                self._turns[key] = min(horizon, now) + min(max(now - quarantined[key].deadline, least), most)
+            found = list[SeenRecord]()
+            for turn, key, record in heapq.nsmallest(limit, waiting, key=lambda each: each[0]):
+                found.append(
+                    SeenRecord(key, self._shared.shown(key, record, now), returned_before=turn > record.deadline)
+                )
+                turns[key] = upto + min(max(now - record.deadline, least), most)
             return found
 
     def resolve(
@@ -479,29 +544,31 @@ class MemoryRecovery:
             record = self._shared.live(seen.key, now)
             if record is not None and record.state is State.COMPLETED and record.token == token:
                 return True
-            record = self._as_seen(seen, now)
+            record = self._shared.as_seen(seen, now)
             if record is None or record.state is not State.QUARANTINED:
                 return False
-            self._complete(seen.key, replace(record, token=token), payload, keep, remember, now)
+            self._shared.complete(seen.key, replace(record, token=token), payload, now, keep=keep, remember=remember)
             return True
 
     def force_release(self, seen: SeenRecord) -> bool:
-        with self._shared.lock:
-            record = self._as_seen(seen, self._shared.now())
+        with self._shared.moment() as now:
+            record = self._shared.as_seen(seen, now)
             if record is None or record.on_expiry is not seen.record.on_expiry:
                 return False
-            self._put(seen.key, None)
+            self._shared.put(seen.key, None)
             return True
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
-        records = self._shared.records if state is State.COMPLETED else self._not_completed
-        return self._page(
-            records, lambda record, now: record.state is state and not is_over(record, now), after, limit, tid=tid
-        )
+        with self._shared.moment() as now:
+            records = self._shared.records if state is State.COMPLETED else self._shared.unfinished
+            found, following = self._shared.page(records, now, after=after, limit=limit, tid=tid)
+            return RecordPage(
+                tuple(SeenRecord(key, record) for key, record in found if record.state is state), following
+            )
 
     def counts(self) -> UnfinishedCounts:
         with self._shared.moment() as now:
-            records = self._not_completed.values()
+            records = self._shared.unfinished.values()
             processing = [record for record in records if record.state is State.PROCESSING]
             lapsed = [now - record.deadline for record in processing if record.deadline <= now]
             quarantined = [max(now - record.deadline, 0.0) for record in records if record.state is State.QUARANTINED]
@@ -515,38 +582,7 @@ class MemoryRecovery:
 
     def about_completed(self) -> int:
         with self._shared.lock:
-            return len(self._shared.records) - len(self._not_completed)
-
-    def _page(
-        self,
-        records: Mapping[StorageKey, Record],
-        wanted: Callable[[Record, float], bool],
-        after: bytes,
-        limit: int,
-        *,
-        tid: bytes | None = None,
-    ) -> RecordPage:
-        with self._shared.moment() as now:
-            keys, following = page_of(records, after, limit)
-            held = ((key, records[key]) for key in keys if tid in (None, key.tid))
-            found = tuple(
-                SeenRecord(key, self._with_erasure(key, record, now)) for key, record in held if wanted(record, now)
-            )
-            return RecordPage(found, following)
-
-    def _as_seen(self, seen: SeenRecord, now: float) -> Record | None:
-        record = self._shared.live(seen.key, now)
-        return record if record is not None and as_seen(record, seen.record) else None
-
-    # The store calls the method below, and holds the lock.
-
-    def changed(self, key: StorageKey, record: Record | None) -> None:
-        if record is None or record.state is State.COMPLETED:
-            self._not_completed.pop(key, None)
-            # If this key is quarantined again, its first turn for a resolver is due immediately.
-            self._turns.pop(key, None)
-        else:
-            self._not_completed[key] = record
+            return len(self._shared.records) - len(self._shared.unfinished)
 
 
 def _is_stale(record: Record, now: float) -> bool:

@@ -32,9 +32,8 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     Unknown,
     Voided,
-    skeleton_of,
 )
-from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.memory.activity import MemoryActivity, MemoryAuditTrail, MemoryObservations
@@ -68,16 +67,12 @@ class MemoryStore:
 
     def __init__(self, clock: Clock = store_time) -> None:
         self._shared = MemoryRecords(clock)
-        self.data_keys: MemoryDataKeys = MemoryDataKeys(self._shared)
-        self.journals: MemoryJournals = MemoryJournals(
-            self._shared, self.data_keys, put=self._put, complete=self.complete
-        )
-        self.ledger: MemoryLedger = MemoryLedger(self._shared, journal_bytes=self.journals.byte_size)
-        self.responses: MemoryResponses = MemoryResponses(self._shared, self.data_keys)
-        self.recovery: MemoryRecovery = MemoryRecovery(
-            self._shared, put=self._put, complete=self._complete, with_erasure=self._with_erasure
-        )
-        self.expiry: MemoryExpiry = MemoryExpiry(self._shared, put=self._put)
+        self.data_keys: MemoryDataKeys = self._shared.data_keys
+        self.journals: MemoryJournals = MemoryJournals(self._shared, complete=self.complete)
+        self.ledger: MemoryLedger = MemoryLedger(self._shared)
+        self.responses: MemoryResponses = MemoryResponses(self._shared)
+        self.recovery: MemoryRecovery = MemoryRecovery(self._shared)
+        self.expiry: MemoryExpiry = MemoryExpiry(self._shared)
         self.task_log: MemoryTaskLog = MemoryTaskLog(self._shared)
         self.health: MemoryHealth = MemoryHealth()
         self.activity: MemoryActivity = MemoryActivity(self._shared)
@@ -96,7 +91,7 @@ class MemoryStore:
         with self._shared.lock:
             now = self._shared.now()
             # Drop a few, so that the store does not grow without end and no single claim pays for all.
-            self.expiry.drop(now, DROPPED_PER_CLAIM)
+            self._shared.drop(now, DROPPED_PER_CLAIM)
             record = self._shared.live(request.key, now)
             if record is None:
                 self._refuse_cancelled(token)
@@ -111,7 +106,7 @@ class MemoryStore:
             if record.state is State.COMPLETED:
                 if record.deadline <= now:
                     return Expired(first_seen=record.requested_at)
-                return self._with_erasure(request.key, record, now)
+                return self._shared.shown(request.key, record, now)
             if record.state is State.QUARANTINED:
                 return Unknown(record.reason)
             if record.token == token:
@@ -123,21 +118,20 @@ class MemoryStore:
             if record.on_expiry is OnExpiry.TAKEOVER:
                 self._refuse_cancelled(token)
                 return self._grant(request, token, now, seconds, before=record, counted=record.in_quota)
-            return Unknown(self._quarantine(request.key, record, LAPSED))
+            return Unknown(self._shared.quarantine(request.key, record, LAPSED))
 
     def void(
         self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
     ) -> Voided | Mismatched | OtherCaller | OverQuota:
         seconds = _seconds(keep)
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(request.key, now)
             if record is None:
                 outcome = self._claim_new(request, token, now, seconds, quota)
                 if isinstance(outcome, OverQuota):
                     return outcome
                 record = self._shared.records[request.key]
-                self._complete(request.key, record, VOID, keep, None, now)
+                self._shared.complete(request.key, record, VOID, now, keep=keep, remember=None)
             elif request.callers is not None and request.callers.show(record.info) is False:
                 return OtherCaller(first_seen=record.requested_at)
             seen = record.requested_at
@@ -145,100 +139,64 @@ class MemoryStore:
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         seconds = _seconds(lease)
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._owned(key, token, now)
             if record.state is State.PROCESSING or record.reason == LAPSED:
-                self._put(key, replace(record, deadline=max(record.deadline, now + seconds)))
+                self._shared.put(key, replace(record, deadline=max(record.deadline, now + seconds)))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        with self._shared.lock:
-            record = self._unsettled(key, token, self._shared.now())
+        with self._shared.moment() as now:
+            record = self._unsettled(key, token, now)
             if record.state is State.PROCESSING:
-                self._put(key, replace(record, on_expiry=OnExpiry.QUARANTINE))
+                self._shared.put(key, replace(record, on_expiry=OnExpiry.QUARANTINE))
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         microseconds(keep)
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._owned(key, token, now)
             if record.state is not State.COMPLETED:
-                self._complete(key, record, payload, keep, remember, now)
+                self._shared.complete(key, record, payload, now, keep=keep, remember=remember)
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(key, now)
             state: State | None = None
             if record is not None and record.token == paused_token(token):
                 state = State.PROCESSING  # this call has paused it before
             elif record is not None:
                 self._unsettled(key, token, now)
-                if not self.journals.effects(key, record):
-                    self._put(key, None)
+                journal = self._shared.journals.get(key)
+                if journal is None or journal.steps == 0:
+                    self._shared.put(key, None)
                 elif record.on_expiry is OnExpiry.QUARANTINE:
                     if record.state is State.PROCESSING:
-                        self._quarantine(key, record, IN_DOUBT)
+                        self._shared.quarantine(key, record, IN_DOUBT)
                     return State.QUARANTINED
                 else:
-                    self._put(key, paused(record, paused_token(token), now))
+                    self._shared.put(key, paused(record, paused_token(token), now))
                     state = State.PROCESSING
             self._cancel(token, now)
             return state
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        with self._shared.lock:
-            record = self._unsettled(key, token, self._shared.now())
+        with self._shared.moment() as now:
+            record = self._unsettled(key, token, now)
             if record.state is State.PROCESSING:
-                self._quarantine(key, record, reason)
+                self._shared.quarantine(key, record, reason)
 
     def read(self, key: StorageKey) -> Record | None:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(key, now)
-            return None if record is None else self._with_erasure(key, record, now)
+            return None if record is None else self._shared.shown(key, record, now)
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(key, now)
             answered = record is not None and record.state is State.COMPLETED and record.payload == payload
             if record is not None and answered and record.deadline > now:
-                self._quarantine(key, record, CORRUPT)
-
-    def _complete(
-        self,
-        key: StorageKey,
-        record: Record,
-        payload: StoredPayload,
-        keep: float,
-        remember: float | None,
-        now: float,
-    ) -> None:
-        self.data_keys.check(key.tid, record, payload)
-        # Never before the claim: if an operator sets the clock back, the record would expire before it began.
-        begins = max(now, record.requested_at)
-        seconds, until = _seconds(keep), None
-        deadline = _edge(begins, seconds) if record.in_quota else begins + seconds
-        if remember is not None and remember > keep:
-            seconds = _seconds(remember)
-            until = max(_edge(begins, seconds) if record.in_quota else begins + seconds, deadline)
-            self.expiry.completed(key, until)
-        completed = replace(
-            record,
-            state=State.COMPLETED,
-            deadline=deadline,
-            completed_at=begins,
-            payload=payload,
-            reason="",
-            remembered_until=until,
-        )
-        self._put(key, completed)
-        if self.journals.kept:
-            self.journals.drop(key)
-        self.expiry.completed(key, deadline)
+                self._shared.quarantine(key, record, CORRUPT)
 
     def _refuse_cancelled(self, token: bytes) -> None:
         if token in self._cancelled:
@@ -297,40 +255,15 @@ class MemoryStore:
             remaining=lease,
             in_quota=counted,
         )
-        if before is None and self.journals.kept:
-            self.journals.drop(request.key)
-        self._put(request.key, record)
+        if before is None:
+            self._shared.journals.pop(request.key, None)
+        self._shared.put(request.key, record)
         grant = _grant_of(record, now)
         return replace(grant, taken_from=before.info.trace) if before is not None and before.info.trace else grant
-
-    def _quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
-        self._put(key, replace(record, state=State.QUARANTINED, reason=reason, remembered_until=None))
-        return reason
-
-    def _put(self, key: StorageKey, record: Record | None) -> None:
-        """Change a record here only, so that the quota counts and the recovery index follow every change."""
-        before = self._shared.records.pop(key, None)
-        if record is None:
-            self.journals.drop(key)
-        else:
-            self._shared.records[key] = record
-        if (before is not None and before.in_quota) or (record is not None and record.in_quota):
-            self.ledger.changed(key, record)
-        self.recovery.changed(key, record)
-
-    def _with_erasure(self, key: StorageKey, record: Record, now: float) -> Record:
-        if record.state is State.COMPLETED and record.deadline <= now:
-            record = replace(record, payload=skeleton_of(record.payload))
-        return self.data_keys.with_erasure(key, replace(record, remaining=record.deadline - now))
 
 
 def _seconds(duration: float) -> float:
     return microseconds(duration) / 1_000_000
-
-
-def _edge(now: float, keep: float) -> float:
-    width = bucket_width_ms(keep)
-    return bucket_edge_ms(int(now * 1_000_000), round(keep * 1_000_000), width_ms=width) / 1000
 
 
 def _grant_of(record: Record, now: float) -> Grant:
