@@ -456,7 +456,7 @@ def test_secrets_whose_journals_differ_after_a_crash(shop: Shop, gone: int) -> N
     """Oldest first: a worker that dies between two writes leaves the newer journal behind."""
     claim = shop.won(identities=(0, 1))
     shop.take(claim, "ship", b"1")
-    kept = shop.house.store._store.journals.kept
+    kept = shop.house.store._store._shared.journals
     del kept[shop.house.request(identity=gone).key]
     shop.dies()
 
@@ -477,7 +477,7 @@ def test_a_step_that_a_newer_journal_lacked_is_known_after_it_was_sent(shop: Sho
     """Items have no order, so the write of another one may carry it before the view asks for it."""
     claim = shop.won(identities=(0, 1))
     shop.take(claim, "ship", b"2")
-    del shop.house.store._store.journals.kept[shop.house.request(identity=0).key]
+    del shop.house.store._store._shared.journals[shop.house.request(identity=0).key]
     shop.dies()
 
     again = shop.won(identities=(0, 1))

@@ -40,11 +40,11 @@ def test_the_janitor_finishes_a_paused_request_and_the_client_gets_a_replay() ->
 
 def test_a_request_is_kept_with_its_first_recorded_step_and_removed_with_the_response() -> None:
     shop = paused()
-    (kept,) = shop.store.journals.kept.values()
+    (kept,) = shop.store._shared.journals.values()
 
     assert [KEPT_REQUEST] == [entry.name for entry in kept.entries.values() if not entry.is_step]
     shop.finish()
-    assert {} == shop.store.journals.kept
+    assert {} == shop.store._shared.journals
 
 
 # As whom.
@@ -497,7 +497,7 @@ def test_a_record_without_a_recorded_step_has_no_kept_request() -> None:
     shop = Shop()
     shop.checkout = lambda: ({}, 503)  # type: ignore[method-assign]
     assert "Idempotency-Status" not in shop.post().headers
-    assert {} == shop.store.journals.kept
+    assert {} == shop.store._shared.journals
 
     def harmless() -> Any:
         def declined() -> None:

@@ -36,7 +36,7 @@ from tests.web.finishing import SECRET, STEPS, Shop, counts, paused
 
 
 def payloads(shop: Shop) -> bytes:
-    entries = [entry for kept in shop.store.journals.kept.values() for entry in kept.entries.values()]
+    entries = [entry for kept in shop.store._shared.journals.values() for entry in kept.entries.values()]
     return b"".join(entry.payload.data for entry in entries if entry.payload is not None)
 
 
@@ -65,7 +65,7 @@ def test_a_request_that_was_changed_in_the_store_is_never_run(old: bytes, new: b
     shop = paused(compression="off")
     shop.users.add("mallo")
     codec = EnvelopeCodec(compression=None).steps
-    ((key, kept),) = shop.store.journals.kept.items()
+    ((key, kept),) = shop.store._shared.journals.items()
     (entry,) = (entry for entry in kept.entries.values() if entry.name == KEPT_REQUEST)
     assert entry.payload is not None
     context = entry.context(key, b"")
@@ -85,7 +85,7 @@ def test_it_counts_in_the_bytes_of_its_tenant() -> None:
     )
     (key,) = shop.store._shared.records
 
-    assert shop.store.journals.byte_size(key.tid) > 5000
+    assert shop.store.ledger.usage(key.tid).bytes > 5000
 
 
 # What is refused.
