@@ -97,12 +97,15 @@ class ScriptExecutor:
     Every method raises `StoreUnavailable` if Redis cannot decide, and `CorruptRecord` if a key has the wrong type.
     """
 
-    def __init__(self, client: Any, *, owned: bool, clock: Clock | None = None, replicas: int = 0) -> None:
+    def __init__(
+        self, client: Any, *, owned: bool, clock: Clock | None = None, replicas: int = 0, retries: int = RETRIES
+    ) -> None:
+        """`retries` counts only if the client is `owned`: made from a URL."""
         self.client = client
         self.errors: Errors = Errors(client)
         self._clock = clock
         self._owned = owned
-        self._connection = connection_for(client, owned=owned)
+        self._connection = connection_for(client, owned=owned, retries=retries)
         self.replication: Replication = Replication(
             replicas, reply_seconds=reply_seconds_of(client) if replicas else None
         )

@@ -18,8 +18,8 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.client import Errors, connection_for, make_cache_client
-from flask_idempotency.stores.redis.connection import RETRIES, words
+from flask_idempotency.stores.redis.client import make_cache_client
+from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.encoding import decode, encode
 from flask_idempotency.stores.redis.executor import Scan, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
@@ -51,11 +51,17 @@ class CircuitBreaker:
 
     def turn(self) -> int | None:
         """Return a ticket for one call, or None if the caller must not call now. Report with `succeeded` or `failed`."""
-        turn = self._turn  # Read it before the state: a ticket of an earlier state does not count.
-        if self._retry_at is None:
+        # The turn first: a ticket of an earlier state does not count.
+        turn, closed = self._turn, self._retry_at is None
+        if closed:
             return turn
         with self._lock:
-            return self._probe()
+            now = self._monotonic()
+            if self._retry_at is None or now < self._retry_at:
+                return None
+            self._turn += 1
+            self._retry_at = now + self._pause
+            return self._turn
 
     def succeeded(self, turn: int) -> None:
         """Let all calls pass again, unless another call has failed since this ticket."""
@@ -84,14 +90,6 @@ class CircuitBreaker:
         """Replace the lock in a forked child: the thread that held it exists only in the parent."""
         self._lock = threading.Lock()
 
-    def _probe(self) -> int | None:
-        now = self._monotonic()
-        if self._retry_at is None or now < self._retry_at:
-            return None
-        self._turn += 1
-        self._retry_at = now + self._pause
-        return self._turn
-
 
 LARGEST_BYTES = 1 << 20
 """The cache stores no larger record. This size takes 10 ms at 1 Gbit/s, well within the time-outs of a cache."""
@@ -114,14 +112,9 @@ _NO_RESPONSE = _ENDLESS * 2 + bytes(_INVALIDATED_BYTES - _FENCE_BYTES)
 class _Way:
     """One way to Redis: a client with its time-outs, and a breaker that skips Redis for a while after a failure."""
 
-    def __init__(self, client: Any, breaker: CircuitBreaker, *, owned: bool, retries: int, clock: Clock) -> None:
-        self.client = client
-        self.errors = Errors(client)
-        self._failures: tuple[type[Exception], ...] = (*self.errors.unavailable, StoreUnavailable)
-        self._connection = connection_for(client, owned=owned, retries=retries)
+    def __init__(self, server: ScriptExecutor, breaker: CircuitBreaker) -> None:
+        self.server = server
         self._breaker = breaker
-        self._clock = clock
-        self.scan = Scan(ScriptExecutor(client, owned=owned, clock=clock))
 
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of this call, or None if Redis does not answer or the breaker skips it."""
@@ -129,21 +122,13 @@ class _Way:
         if turn is None:
             return None
         try:
-            result = call(self, *arguments)
-        except self._failures as error:
+            result = call(self.server, *arguments)
+        except (CorruptRecord, StoreUnavailable) as error:
             # Leave out the error's text: it may quote the command, and so the key.
             self._breaker.failed(turn, cause_of(error))
             return None
         self._breaker.succeeded(turn)
         return result
-
-    def run(self, script: Script, names: Sequence[bytes], *arguments: bytes | int) -> Any:
-        now = self._clock()
-        rest = words((len(names), *names, b"" if now is None else round(now * 1_000_000), *arguments))
-        try:
-            return self._connection("EVALSHA", script.sha, *rest)
-        except self.errors.no_script:
-            return self._connection("EVAL", script.text, *rest)
 
 
 class RedisReplayCache:
@@ -161,11 +146,13 @@ class RedisReplayCache:
         # Both connect when they are first used.
         self._requests, self._operators = (
             _Way(
-                make_cache_client(server, patient=retries > 0) if self._owned else server,
+                ScriptExecutor(
+                    make_cache_client(server, patient=retries > 0) if self._owned else server,
+                    owned=self._owned,
+                    clock=clock,
+                    retries=retries,
+                ),
                 CircuitBreaker(name, monotonic=monotonic),
-                owned=self._owned,
-                retries=retries,
-                clock=clock,
             )
             for name, retries in (
                 ("The Redis that caches responses", 0),
@@ -177,8 +164,8 @@ class RedisReplayCache:
     def close(self) -> None:
         """Close the connections if the cache made the clients from a URL. Your own client stays open."""
         if self._owned:
-            self._requests.client.close()
-            self._operators.client.close()
+            self._requests.server.client.close()
+            self._operators.server.client.close()
 
     def get(self, key: StorageKey) -> Record | Missed:
         names = layout.cached_response(key), layout.cache_erasure(key.tid)
@@ -219,42 +206,46 @@ class RedisReplayCache:
     def erase(self, tid: bytes) -> bool:
         return bool(self._operators.guarded(self._erase, tid))
 
-    def _invalidate(self, way: _Way, name: bytes, fence: int) -> bool:
-        try:
-            way.run(scripts.CACHE_INVALIDATE, (name,), _invalidated(fence), REMEMBERED_MS)
-        except way.errors.refused:
-            return False
-        return True
+    def _invalidate(self, server: ScriptExecutor, name: bytes, fence: int) -> bool:
+        return _refusal(server, scripts.CACHE_INVALIDATE, (name,), _invalidated(fence), REMEMBERED_MS) is None
 
-    def _erase(self, way: _Way, tid: bytes) -> bool:
-        way.run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
+    def _erase(self, server: ScriptExecutor, tid: bytes) -> bool:
+        server.run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
         # Delete the responses too: they must not stay until they expire, and Redis may evict the note of the erasure.
-        for names in way.scan.all(layout.cached_responses_of(tid)):
+        for names in Scan(server).all(layout.cached_responses_of(tid)):
             if names:
-                way.run(scripts.CACHE_DELETE_TENANT, names, tid)
+                server.run(scripts.CACHE_DELETE_TENANT, names, tid)
         return True
 
-    def _look(self, way: _Way, names: Sequence[bytes]) -> Any:
+    def _look(self, server: ScriptExecutor, names: Sequence[bytes]) -> Any:
         try:
-            return way.run(scripts.CACHE_GET, names)
-        except way.errors.refused as error:
-            if "WRONGTYPE" not in str(error):
-                raise
+            return server.run(scripts.CACHE_GET, names)
+        except CorruptRecord:
             _log.error("Dropped a key of another type in the place of a cached response in Redis")
-            return self._drop(way, names)
+            return self._drop(server, names)
 
-    def _keep(self, way: _Way, names: Sequence[bytes], *arguments: bytes | int) -> None:
-        try:
-            way.run(scripts.CACHE_PUT, names, *arguments)
-            self._refusing = False
-        except way.errors.refused as error:
-            # Redis is full, or a replica, or its ACL refuses writes. It still answers, so the cache still reads from it.
-            if not self._refusing:
-                self._refusing = True
-                _log.warning("The Redis that caches responses refuses writes (%s)", cause_of(error))
+    def _keep(self, server: ScriptExecutor, names: Sequence[bytes], *arguments: bytes | int) -> None:
+        refusal = _refusal(server, scripts.CACHE_PUT, names, *arguments)
+        # Redis is full, or a replica, or its ACL refuses writes. It still answers, so the cache still reads from it.
+        if refusal is not None and not self._refusing:
+            _log.warning("The Redis that caches responses refuses writes (%s)", cause_of(refusal))
+        self._refusing = refusal is not None
 
-    def _drop(self, way: _Way, names: Sequence[bytes], beginning: bytes = b"") -> None:
-        way.run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES, beginning)
+    def _drop(self, server: ScriptExecutor, names: Sequence[bytes], beginning: bytes = b"") -> None:
+        server.run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES, beginning)
+
+
+def _refusal(
+    server: ScriptExecutor, script: Script, names: Sequence[bytes], *arguments: bytes | int
+) -> Exception | None:
+    """Run a script that writes. Return why a Redis that answers refuses it, or None if it has run."""
+    try:
+        server.run(script, names, *arguments)
+    except (CorruptRecord, StoreUnavailable) as error:
+        if not isinstance(error.__cause__, server.errors.refused):
+            raise
+        return error
+    return None
 
 
 def _sealed(key: StorageKey, record: Record) -> bytes:

@@ -21,7 +21,7 @@ from flask_idempotency.engine.observations import Ending
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.executor import Call, Replication, ScriptExecutor
-from flask_idempotency.stores.redis.replay_cache import RedisReplayCache, _Way
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -293,7 +293,7 @@ def test_a_script_reads_no_more_keys_and_arguments_than_its_header_lists(name: s
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[tuple[int, int]]]:
     """How many keys and arguments Python sends to each script."""
     sent: dict[str, set[tuple[int, int]]] = {}
-    run, run_all, run_cache = ScriptExecutor.run, ScriptExecutor.run_all, _Way.run
+    run, run_all = ScriptExecutor.run, ScriptExecutor.run_all
 
     def note(script: scripts.Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> None:
         # The time comes before them.
@@ -310,13 +310,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[tuple[int, int]]]
             note(script, call.keys, call.arguments)
         return run_all(self, script, calls)
 
-    def noted_cache(self: _Way, script: scripts.Script, names: Sequence[bytes], *arguments: Any) -> Any:
-        note(script, names, arguments)
-        return run_cache(self, script, names, *arguments)
-
     monkeypatch.setattr(ScriptExecutor, "run", noted_run)
     monkeypatch.setattr(ScriptExecutor, "run_all", noted_all)
-    monkeypatch.setattr(_Way, "run", noted_cache)
     return sent
 
 
