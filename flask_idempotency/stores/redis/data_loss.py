@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -246,6 +246,22 @@ class RedisDataLoss:
         if key_timestamp is None or self.rules.clock_skew is None:
             return self._of_unknown_age
         return *self._expected, b"%d" % int(key_timestamp * 1000)
+
+    def run_as_owner(
+        self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: Container[bytes] = (b"DONE",)
+    ) -> Any:
+        """Run a script of an owner, and return its result. Raise the reason of a refusal, which is a word not in `done`.
+
+        After a restart of Redis, first check for data loss, then run the script again.
+        """
+        name = layout.name(keys)
+        result = self._server.run(script, keys, name, *arguments)
+        if result == b"DOUBT":
+            self.judge()
+            result = self._server.run(script, keys, name, *arguments)
+        if not isinstance(result, list) and result not in done:
+            raise refusal(result)
+        return result
 
     def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, record: Record | None = None) -> bool:
         if self._refuse_eviction is not None:

@@ -37,7 +37,7 @@ from struct import error as StructError
 from typing import Final
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.keys import TID_BYTES
+from flask_idempotency.engine.keys import TID_BYTES, StorageKey
 from flask_idempotency.engine.model import (
     LARGEST_PAYLOAD,
     LATEST,
@@ -46,6 +46,7 @@ from flask_idempotency.engine.model import (
     Record,
     RequestInfo,
     SealedBy,
+    SeenRecord,
     State,
     StoredPayload,
     method_and_trace,
@@ -53,6 +54,7 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.quota import Quota, bucket_width_ms
 from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.redis import layout
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
@@ -139,11 +141,6 @@ def payload_bytes(payload: StoredPayload) -> bytes:
 def reason_bytes(reason: str) -> bytes:
     """Encode a quarantine's reason for a record, after its length. Cut one that is too long."""
     return _long_text(reason[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass"))
-
-
-def tid_of(data: bytes) -> bytes:
-    """Return the tenant id of these bytes. Call `decode` first, which validates them."""
-    return data[_TID]
 
 
 def reason_of(data: bytes) -> str:
@@ -241,6 +238,15 @@ def as_kept(record: Record) -> Record | None:
     if until is None or until <= record.deadline - record.remaining:
         return None
     return replace(record, payload=skeleton_of(record.payload))
+
+
+def seen_record(key: bytes, data: bytes, now: int) -> SeenRecord | None:
+    """Decode the record that a scan found under this key, at this time in microseconds. None: it cannot be read."""
+    rid = layout.rid(key)
+    try:
+        return None if rid is None else SeenRecord(StorageKey(rid, data[_TID]), decode(data, now=now / 1_000_000))
+    except CorruptRecord:
+        return None
 
 
 @lru_cache(maxsize=1024)  # a client that retries, or asks often, has the same texts
@@ -375,17 +381,9 @@ def _bucket_width(keep: float) -> bytes:
     return b"%d" % bucket_width_ms(keep)
 
 
-def remembering(keep: float, remember: float | None) -> tuple[bytes, ...]:
-    """Return the last arguments of `complete.lua` and `resolve.lua`: none for a record that ends with its response."""
-    if remember is None:
-        return ()
-    arguments = duration(remember), _bucket_width(remember)
-    return arguments if remember > keep else ()
-
-
-def completion(payload: StoredPayload, *, keep: float) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
-    """Return arguments 4 to 9 of `complete.lua` and `resolve.lua`."""
-    return (
+def completion(payload: StoredPayload, *, keep: float, remember: float | None = None) -> tuple[bytes, ...]:
+    """Return the last arguments of `complete.lua` and `resolve.lua`: two more for a record that outlives its response."""
+    arguments = (
         duration(keep),
         b"1" if payload.success else b"0",
         b"%d" % payload.status,
@@ -393,6 +391,10 @@ def completion(payload: StoredPayload, *, keep: float) -> tuple[bytes, bytes, by
         b"0" if payload.sealed_by is None else b"%d" % payload.sealed_by.number,
         _bucket_width(keep),
     )
+    if remember is None:
+        return arguments
+    longer = duration(remember), _bucket_width(remember)
+    return (*arguments, *longer) if remember > keep else arguments
 
 
 def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str, int | str]:

@@ -23,8 +23,8 @@ from flask_idempotency.engine.journal import (
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
-from flask_idempotency.stores.redis.encoding import completion, duration, reason_bytes, remembering
+from flask_idempotency.stores.redis.data_loss import RedisDataLoss
+from flask_idempotency.stores.redis.encoding import completion, duration, reason_bytes
 from flask_idempotency.stores.redis.erasure import ErasureCache, decode_erasure
 from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, milliseconds
 from flask_idempotency.stores.redis.scripts import Script
@@ -51,50 +51,35 @@ class RedisJournals:
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
         facts = fence_bytes(fence), b"%d" % writing.number, duration(lease)
-        result = self._run(scripts.WRITE_STEPS, key, token, *facts, *_changes(writing))
-        if result != b"DONE":
-            raise refusal(result)
+        keys = layout.keys_with_journal(key)
+        self._data_loss.run_as_owner(scripts.WRITE_STEPS, keys, token, *facts, *_changes(writing))
 
     def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
-        result = self._run(scripts.READ_STEPS, key, token, fence_bytes(fence))
-        if not isinstance(result, list):
-            raise refusal(result)
-        return _journal(result)
+        keys = layout.keys_with_journal(key)
+        return _journal(self._data_loss.run_as_owner(scripts.READ_STEPS, keys, token, fence_bytes(fence), done=()))
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
-        arguments: tuple[bytes, ...] = completion(payload, keep=keep)
-        keys = None
-        if remember is not None:
-            arguments, keys = (*arguments, *remembering(keep, remember)), layout.keys_with_memory(key)
-        result = self._run(scripts.COMPLETE, key, token, *arguments, keys=keys)
-        if result != b"DONE":
-            raise refusal(result)
+        keys = layout.keys_with_journal(key) if remember is None else layout.keys_with_memory(key)
+        self._data_loss.run_as_owner(scripts.COMPLETE, keys, token, *completion(payload, keep=keep, remember=remember))
 
     def read(self, key: StorageKey) -> Journal:
-        result = self._run(scripts.READ_STEPS, key, b"", b"")
-        if result == b"ABSENT":
-            return EMPTY
-        if not isinstance(result, list):
-            raise refusal(result)
-        return _journal(result)
+        keys = layout.keys_with_journal(key)
+        found = self._data_loss.run_as_owner(scripts.READ_STEPS, keys, b"", b"", done=(b"ABSENT",))
+        return _journal(found) if isinstance(found, list) else EMPTY
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
         if seen.record.state is not State.QUARANTINED or not journal.complete or not journal.entries:
             return False
         as_seen = seen.record.token, milliseconds(seen.record.deadline), fence_bytes(journal.fence), journal.write
-        result = self._run(scripts.RESUME_STEPS, seen.key, token, *as_seen, *_changes(writing))
-        if result in (b"DONE", b"OTHER"):
-            return bool(result == b"DONE")
-        raise refusal(result)
+        return self._changed(scripts.RESUME_STEPS, seen.key, token, *as_seen, *_changes(writing))
 
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
         if seen.record.state is not State.PROCESSING:
             return False
         as_seen = seen.record.token, milliseconds(seen.record.deadline), round(horizon * 1_000_000)
-        result = self._run(scripts.GIVE_UP_STEPS, seen.key, *as_seen, reason_bytes(NEVER_RESUMED))
-        return bool(result == b"DONE")
+        return self._changed(scripts.GIVE_UP_STEPS, seen.key, *as_seen, reason_bytes(NEVER_RESUMED))
 
     def walk(
         self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
@@ -116,10 +101,7 @@ class RedisJournals:
             return False
         changed = replace(entry, payload=new)
         _, _, size, number, _ = step_arguments(changed)
-        result = self._run(scripts.REPLACE_STEP, key, step, data, size, number, step_bytes(changed))
-        if result in (b"DONE", b"OTHER"):
-            return bool(result == b"DONE")
-        raise refusal(result)
+        return self._changed(scripts.REPLACE_STEP, key, step, data, size, number, step_bytes(changed))
 
     def count(self) -> Mapping[str, int]:
         counts = Counter[str]()
@@ -149,17 +131,10 @@ class RedisJournals:
                         erased = erasure is not None and erasure.covers(entry.payload, requested_ms=requested_ms)
                         yield StepAnswer(StorageKey(rid, tid), token, fingerprint, entry, erased)
 
-    def _run(
-        self, script: Script, key: StorageKey, *arguments: bytes | int, keys: Sequence[bytes] | None = None
-    ) -> Any:
-        """Run a script on this record and its journal. After a restart of Redis, first check for data loss."""
-        keys = keys or layout.keys_with_journal(key)
-        name = layout.name(keys)
-        result = self._server.run(script, keys, name, *arguments)
-        if result == b"DOUBT":
-            self._data_loss.judge()
-            result = self._server.run(script, keys, name, *arguments)
-        return result
+    def _changed(self, script: Script, key: StorageKey, *arguments: bytes | int) -> bool:
+        """Run a script that changes a record or its journal as they were seen. Return False if they have changed."""
+        keys = layout.keys_with_journal(key)
+        return bool(self._data_loss.run_as_owner(script, keys, *arguments, done=(b"DONE", b"OTHER")) == b"DONE")
 
 
 def _changes(writing: JournalWrite) -> tuple[bytes, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Container, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +35,7 @@ from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import Tries
-from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy, refusal
+from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy
 from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -50,14 +49,12 @@ from flask_idempotency.stores.redis.encoding import (
     payload_bytes,
     reason_bytes,
     reason_of,
-    remembering,
     trace_in,
 )
 from flask_idempotency.stores.redis.erasure import decode_erasure, with_erasure
 from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt
 from flask_idempotency.stores.redis.notifications import RedisNotifier
-from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.task_log import RedisTaskLog
 
 if TYPE_CHECKING:
@@ -313,30 +310,27 @@ class RedisStore:
             self._eviction.refuse_claims()
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        self._run(scripts.RENEW, layout.keys(key), token, microseconds(lease))
+        self.data_loss.run_as_owner(scripts.RENEW, layout.keys(key), token, microseconds(lease))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        self._run(scripts.MARK_POINT_OF_NO_RETURN, layout.keys(key), token)
+        self.data_loss.run_as_owner(scripts.MARK_POINT_OF_NO_RETURN, layout.keys(key), token)
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
-        if remember is None:
-            self._run(scripts.COMPLETE, layout.keys(key), token, *completion(payload, keep=keep))
-            return
-        arguments = *completion(payload, keep=keep), *remembering(keep, remember)
-        self._run(scripts.COMPLETE, layout.keys_with_memory(key), token, *arguments)
+        keys = layout.keys(key) if remember is None else layout.keys_with_memory(key)
+        self.data_loss.run_as_owner(scripts.COMPLETE, keys, token, *completion(payload, keep=keep, remember=remember))
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         keys = layout.keys(key)
         concerned = *keys, layout.cancelled(keys, token), layout.journal(key)
-        result = self._run(
+        result = self.data_loss.run_as_owner(
             scripts.RELEASE, concerned, token, CANCELLED_MS, paused_token(token), _IN_DOUBT, done=_RELEASED
         )
         return _RELEASED[result]
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._run(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
+        self.data_loss.run_as_owner(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
 
     def read(self, key: StorageKey) -> Record | None:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
@@ -348,19 +342,3 @@ class RedisStore:
         facts = int(payload.success), payload.status, payload_bytes(payload)
         keys = layout.keys(key)
         self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"", *facts)
-
-    def _run(
-        self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: Container[bytes] = (b"DONE",)
-    ) -> Any:
-        """Run a script of an owner, and return its result. Raise the reason of a refusal, which is none of `done`.
-
-        After a restart of Redis, first check for data loss, then run the script again.
-        """
-        name = layout.name(keys)
-        result = self._server.run(script, keys, name, *arguments)
-        if result == b"DOUBT":
-            self.data_loss.judge()
-            result = self._server.run(script, keys, name, *arguments)
-        if result not in done:
-            raise refusal(result)
-        return result

@@ -15,7 +15,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, decode, payload_bytes, tid_of
+from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, payload_bytes, seen_record
 from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
 from flask_idempotency.stores.redis.executor import BATCH, Call, Scan, ScriptExecutor, corrupt, text_in, whole_number
 
@@ -235,11 +235,5 @@ def _batches(glanced: Sequence[_Glanced]) -> Iterator[list[_Glanced]]:
 
 
 def _answer(key: bytes, data: bytes, now: int) -> Answer | None:
-    try:
-        record = decode(data, now=now / 1_000_000)
-    except CorruptRecord:
-        return None
-    rid = layout.rid(key)
-    if rid is None or record.state is not State.COMPLETED:
-        return None
-    return Answer(StorageKey(rid, tid_of(data)), record)
+    seen = seen_record(key, data, now)
+    return Answer(seen.key, seen.record) if seen is not None and seen.record.state is State.COMPLETED else None

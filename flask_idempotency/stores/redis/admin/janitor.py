@@ -8,12 +8,11 @@ from math import floor
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import RecordPage, SeenRecord, UnfinishedCounts
-from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
-from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, remembering, tid_of
+from flask_idempotency.stores.redis.encoding import NUMBERS, completion, seen_record
 from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, batches, corrupt, milliseconds
 from flask_idempotency.stores.redis.scripts import Script
@@ -51,11 +50,10 @@ class Index:
     ) -> tuple[list[IndexEntry], bytes | None]:
         """Return up to `limit` entries with scores up to `upto`, and the next cursor. `only` selects one partition."""
         begin, end = (0, layout.PARTITIONS) if only is None else (only, only + 1)
-        place = _place(after) if after else IndexEntry(begin, 0, b"")
+        place = _place(after) if after else IndexEntry(begin, FIRST, b"")
         entries = list[IndexEntry]()
         while place.partition < end and len(entries) < limit:
-            left = limit - len(entries)
-            more, place = self._rest(place, left, upto) if place.name else self._chunk(place.partition, end, left, upto)
+            more, place = self._after(place, end, limit - len(entries), upto)
             entries += more
         return entries, _cursor(place) if place.partition < end else None
 
@@ -75,34 +73,27 @@ class Index:
         replies = self._server.execute_all([self._range(partition, FIRST, LAST, -1) for partition in partitions])
         return list(_entries(partitions, replies))
 
-    def _chunk(self, begin: int, end: int, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
-        """Read a chunk of new partitions. Count their entries first, because most partitions have none."""
-        chunk = next(_chunks(begin, end))
-        counts = self._server.execute_all([("ZCOUNT", self._key(partition), FIRST, upto) for partition in chunk])
-        wanted, following, cut = dict[int, int](), chunk.stop, -1
-        for partition, count in zip(chunk, counts, strict=True):
-            if limit == 0:
-                following = partition
-                break
-            if count:
-                wanted[partition] = min(count, limit)
-                limit -= wanted[partition]
-                cut = partition if wanted[partition] < count else -1
-        replies = self._server.execute_all([self._range(each, FIRST, upto, count) for each, count in wanted.items()])
-        entries = list(_entries(list(wanted), replies))
-        if entries and entries[-1].partition == cut:
-            return entries, entries[-1]
-        return entries, IndexEntry(following, 0, b"")
-
-    def _rest(self, place: IndexEntry, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
-        """Read the rest of the partition in which the last page ended."""
-        # The store's scores are whole numbers. A fractional one must not stop the pages here for ever.
-        passed = self._server.execute("ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}")
-        replies = self._server.execute_all([self._range(place.partition, place.score, upto, limit + passed)])
-        entries = list(_entries([place.partition], replies))
-        fresh = sorted(entry for entry in entries if entry > place)
-        if len(entries) < limit + passed and len(fresh) <= limit:
-            return fresh, IndexEntry(place.partition + 1, 0, b"")
+    def _after(self, place: IndexEntry, end: int, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
+        """Return up to `limit` entries of some partitions, and the place that they end at."""
+        chunk = next(_chunks(place.partition, end))
+        least = {each: place.score if each == place.partition else FIRST for each in chunk}
+        # Of the entries with the score of the place, some may stand before it. The store's scores are whole numbers, but a
+        # fractional one must not stop the pages here for ever.
+        equal = "ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}"
+        passed = self._server.execute(*equal) if place.name else 0
+        # Count first, because most partitions have none.
+        counts = self._server.execute_all([("ZCOUNT", self._key(each), low, upto) for each, low in least.items()])
+        wanted, left = dict[int, int](), limit + passed
+        for each, count in zip(chunk, counts, strict=True):
+            if count and left:
+                wanted[each] = min(count, left)
+                left -= wanted[each]
+        replies = self._server.execute_all(
+            [self._range(each, least[each], upto, most) for each, most in wanted.items()]
+        )
+        fresh = sorted(entry for entry in _entries(list(wanted), replies) if entry > place)
+        if sum(counts) <= limit + passed and len(fresh) <= limit:
+            return fresh, IndexEntry(chunk.stop, FIRST, b"")
         return fresh[:limit], fresh[:limit][-1] if fresh else place
 
     def _range(self, partition: int, least: int, most: int, count: int) -> tuple[bytes | str | int, ...]:
@@ -241,13 +232,8 @@ class RedisRecovery:
     ) -> bool:
         as_seen = seen.record.token, milliseconds(seen.record.deadline), NUMBERS[seen.record.state]
         keys = layout.keys_with_memory(seen.key)
-        arguments: tuple[bytes | int, ...] = (
-            token,
-            *completion(payload, keep=keep),
-            *as_seen,
-            *remembering(keep, remember),
-        )
-        result = self._server.run(scripts.RESOLVE, keys, layout.name(keys), *arguments)
+        lives = completion(payload, keep=keep, remember=remember)
+        result = self._server.run(scripts.RESOLVE, keys, layout.name(keys), token, *as_seen, *lives)
         if result in (b"DONE", b"OTHER"):
             return bool(result == b"DONE")
         raise missing_data_key(result) or corrupt()
@@ -340,22 +326,13 @@ class RedisRecovery:
     def _found(self, state: State, results: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
         erasures = ErasureCache(self._server)
         for key, data, now in results:
-            found = _read(key, data, now) if data else None
+            found = seen_record(key, data, now) if data else None
             if found is not None and found.record.state is state:
                 yield SeenRecord(found.key, erasures.mark(found.key.tid, found.record))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         keys = layout.keys(key)
         return self._server.run(script, keys, layout.name(keys), *arguments)
-
-
-def _read(key: bytes, data: bytes, now: int) -> SeenRecord | None:
-    try:
-        record = decode(data, now=now / 1_000_000)
-    except CorruptRecord:
-        return None
-    rid = layout.rid(key)
-    return None if rid is None else SeenRecord(StorageKey(rid, tid_of(data)), record)
 
 
 def _batches(entries: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:

@@ -2,8 +2,8 @@
 --
 -- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 journal,
 --   [9 index of remembered records]
--- ARGV: 1 now, 2 name, 3 new token, 4 keep in microseconds, 5 success: '1' or '0', 6 status, 7 size, seal and payload,
---   8 number of the data key or '0', 9 bucket width in ms; as they were seen: 10 token, 11 deadline in ms, 12 state;
+-- ARGV: 1 now, 2 name, 3 new token, as they were seen: 4 token, 5 deadline in ms, 6 state; then 7 keep in microseconds,
+--   8 success: '1' or '0', 9 status, 10 size, seal and payload, 11 number of the data key or '0', 12 bucket width in ms,
 --   if the record outlives its response also: [13 remember in microseconds, 14 bucket width in ms]
 -- Returns: 'DONE' | 'OTHER' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
 -- Durable: yes
@@ -15,10 +15,9 @@
 -- @include lib/journal
 -- @include lib/notify
 
-local now, name, new_token = time_now(ARGV[1]), ARGV[2], ARGV[3]
+local now, name, new_token, token, deadline_seen, state = time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local keep, succeeded, status, payload, key_number, bucket_width =
-  tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
-local token, deadline_seen, state = ARGV[10], ARGV[11], ARGV[12]
+  tonumber(ARGV[7]), ARGV[8] == '1', tonumber(ARGV[9]), ARGV[10], ARGV[11], tonumber(ARGV[12])
 
 local found = redis.call('GET', KEYS[1])
 local resolved = found and parse_record(found)
