@@ -177,7 +177,9 @@ class MemoryStore:
                 else:
                     self._shared.put(key, paused(record, paused_token(token), now))
                     state = State.PROCESSING
-            self._cancel(token, now)
+            self._cancelled[token] = now
+            while next(iter(self._cancelled.values())) < now - CANCELLED_SECONDS:
+                self._cancelled.popitem(last=False)
             return state
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
@@ -201,11 +203,6 @@ class MemoryStore:
     def _refuse_cancelled(self, token: bytes) -> None:
         if token in self._cancelled:
             raise StoreUnavailable("the claim was cancelled before it reached the store")
-
-    def _cancel(self, token: bytes, now: float) -> None:
-        self._cancelled[token] = now
-        while next(iter(self._cancelled.values())) < now - CANCELLED_SECONDS:
-            self._cancelled.popitem(last=False)
 
     def _owned(self, key: StorageKey, token: bytes, now: float) -> Record:
         record = self._shared.live(key, now)

@@ -51,15 +51,13 @@ def make_client(url: str) -> Any:
     Options in the query of the URL replace the defaults here. Raises `ConfigurationError` if the URL is malformed or has
     an unknown option.
     """
-    times = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": REPLY_SECONDS}
-    return _from_url(url, setting="IDEMPOTENCY_STORE", times=times)
+    return _from_url(url, setting="IDEMPOTENCY_STORE", connect=CONNECT_SECONDS, reply=REPLY_SECONDS)
 
 
 def make_cache_client(url: str, *, patient: bool = False) -> Any:
     """Make a client of a cache like `make_client`: with the short time-outs of a cache, or `patient` as with a store."""
     connect, reply = (CONNECT_SECONDS, REPLY_SECONDS) if patient else (CACHE_SECONDS, CACHE_SECONDS)
-    times = {"socket_connect_timeout": connect, "socket_timeout": reply}
-    return _from_url(url, setting="IDEMPOTENCY_REDIS_URL", times=times)
+    return _from_url(url, setting="IDEMPOTENCY_REDIS_URL", connect=connect, reply=reply)
 
 
 def connection_for(client: Any, *, owned: bool, retries: int = RETRIES) -> RedisConnection:
@@ -77,9 +75,10 @@ def connection_for(client: Any, *, owned: bool, retries: int = RETRIES) -> Redis
     return ClientClusterConnection(client, failure=names.ClusterError, elsewhere=elsewhere)
 
 
-def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
+def _from_url(url: str, *, setting: str, connect: float, reply: float) -> Client:
     options: dict[str, Any] = {
-        **times,
+        "socket_connect_timeout": connect,
+        "socket_timeout": reply,
         # `RetryBudget` repeats commands. Retries of redis-py would multiply its tries.
         "retry": Retry(NoBackoff(), 0),
         # The server limits its connections. redis-py's limit of 100 is too low for a busy gevent worker.
@@ -92,22 +91,18 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
         if "+" in url.partition(":")[0]:
             from flask_idempotency.stores.redis.multi_host import make_multi_host  # for a Cluster, or Sentinels
 
-            client = make_multi_host(url, options)
+            client: Client = make_multi_host(url, options)
         else:
             client = redis.Redis.from_url(url, **options)
-        _try_options(client)
+        pool: Any = client.connection_pool if isinstance(client, redis.Redis) else client.any_pool
+        # Make a connection without connecting, so that an unknown option fails at start and not in a request.
+        pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, redis.exceptions.RedisError):
         # Do not quote or chain the error: it may contain a part of the password.
         raise ConfigurationError(
             f"{setting}: {without_password(url)} is not a Redis URL, or has an unknown option. {_FORMS}"
         ) from None
     return client
-
-
-def _try_options(client: Client) -> None:
-    """Make a connection without connecting, so that an unknown option fails at start and not in a request."""
-    pool: Any = client.connection_pool if isinstance(client, redis.Redis) else client.any_pool
-    pool.connection_class(**pool.connection_kwargs)
 
 
 _NUMBERS: Final = frozenset({int, bool})

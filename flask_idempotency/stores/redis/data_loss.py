@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -97,31 +97,22 @@ def restart_proof(server: ScriptExecutor) -> RestartProof:
         if server.errors.is_refusal(error):
             return RestartProof(visible=False)
         raise StoreUnavailable(f"Redis cannot decide ({cause_of(error)})") from error
+    rule = config.get("appendonly"), config.get("appendfsync"), config.get("no-appendfsync-on-rewrite")
+    is_set_up = rule == ("yes", "always", "no")
+    # A rewrite hides whether the file was off before it.
+    file = info.get("aof_enabled"), info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled")
+    writes = info.get("aof_last_write_status"), info.get("loading")
+    # It has no replica, had none in the last hour, and was none: a copy could start in its place.
+    copies = info.get("role"), info.get("connected_slaves"), info.get("repl_backlog_active")
+    is_alone = copies == ("master", 0, 0) and not str(info.get("master_replid2")).strip("0")
     process = str(info.get("run_id") or "")
     # One process sent all three replies, because Redis never uses an id again.
-    if not process or before.get("run_id") != process or not (_flushes(config, info) and _is_alone(info)):
-        return RestartProof(later=_is_set_up(config))
+    is_one = process and before.get("run_id") == process
+    if not (is_one and is_set_up and is_alone and (file, writes) == ((1, 0, 0), ("ok", 0))):
+        return RestartProof(later=is_set_up)
     return RestartProof(
         process, since_start=info.get("aof_last_rewrite_time_sec") == -1, uptime=float(info["uptime_in_seconds"])
     )
-
-
-def _flushes(config: Mapping[str, Any], info: Mapping[str, Any]) -> bool:
-    """Return whether Redis flushes each write before its reply. A rewrite hides whether the file was off before it."""
-    file = info.get("aof_enabled"), info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled")
-    writes = info.get("aof_last_write_status") == "ok" and info.get("loading") == 0
-    return _is_set_up(config) and file == (1, 0, 0) and writes
-
-
-def _is_set_up(config: Mapping[str, Any]) -> bool:
-    rule = config.get("appendonly"), config.get("appendfsync"), config.get("no-appendfsync-on-rewrite")
-    return rule == ("yes", "always", "no")
-
-
-def _is_alone(info: Mapping[str, Any]) -> bool:
-    """Return whether it has no replica, had none in the last hour, and was none. A copy could start in its place."""
-    copies = info.get("connected_slaves"), info.get("repl_backlog_active")
-    return info.get("role") == "master" and copies == (0, 0) and not str(info.get("master_replid2")).strip("0")
 
 
 class LastGrant:
@@ -143,14 +134,12 @@ class LastGrant:
         return granted is not None and (era < granted[0] or (era == granted[0] and fence < granted[1]))
 
 
-_granted: dict[str, LastGrant] = {}
-_lock = Lock()
+_granted: Final[dict[str, LastGrant]] = {}
 
 
 def granted_in(server: str) -> LastGrant:
     """Return the grants of this process on that server. All stores share them, also those of a second application."""
-    with _lock:
-        return _granted.setdefault(server, LastGrant())
+    return _granted.setdefault(server, LastGrant())
 
 
 def place(client: Any) -> str:

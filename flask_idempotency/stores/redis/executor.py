@@ -69,14 +69,9 @@ class Replication:
 
 def reply_seconds_of(client: Any) -> float | None:
     """Return how many seconds this client waits for a reply. None if it waits for ever, or does not show it."""
-    for holder in (getattr(client, "any_pool", None), getattr(client, "connection_pool", None)):
-        if holder is not None:
-            return _number(holder.connection_kwargs.get("socket_timeout"))
-    options: dict[str, Any] = getattr(client, "get_connection_kwargs", dict)()
-    return _number(options.get("socket_timeout"))
-
-
-def _number(seconds: Any) -> float | None:
+    pool = getattr(client, "any_pool", None) or getattr(client, "connection_pool", None)
+    options = getattr(client, "get_connection_kwargs", dict)() if pool is None else pool.connection_kwargs
+    seconds = options.get("socket_timeout")
     return float(seconds) if isinstance(seconds, int | float) else None
 
 

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import (
     EMPTY,
     NEVER_RESUMED,
-    Entry,
     Journal,
     JournalWrite,
     StepAnswer,
@@ -25,7 +24,7 @@ from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss
 from flask_idempotency.stores.redis.encoding import completion, duration, reason_bytes
-from flask_idempotency.stores.redis.erasure import ErasureCache, decode_erasure
+from flask_idempotency.stores.redis.erasure import ErasureCache
 from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, milliseconds
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.step_encoding import (
@@ -56,7 +55,9 @@ class RedisJournals:
 
     def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
         keys = layout.keys_with_journal(key)
-        return _journal(self._data_loss.run_as_owner(scripts.READ_STEPS, keys, token, fence_bytes(fence), done=()))
+        return decode_journal(
+            self._data_loss.run_as_owner(scripts.READ_STEPS, keys, token, fence_bytes(fence), done=())
+        )
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
@@ -67,7 +68,7 @@ class RedisJournals:
     def read(self, key: StorageKey) -> Journal:
         keys = layout.keys_with_journal(key)
         found = self._data_loss.run_as_owner(scripts.READ_STEPS, keys, b"", b"", done=(b"ABSENT",))
-        return _journal(found) if isinstance(found, list) else EMPTY
+        return decode_journal(found) if isinstance(found, list) else EMPTY
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
         if seen.record.state is not State.QUARANTINED or not journal.complete or not journal.entries:
@@ -126,7 +127,11 @@ class RedisJournals:
                     continue
                 tid, token, fingerprint, requested_ms, fields = found
                 erasure = erasures.of(tid)
-                for entry in _readable(fields):
+                try:
+                    entries = decode_entries(fields)
+                except CorruptRecord:
+                    continue
+                for entry in entries:
                     if entry.payload is not None:
                         erased = erasure is not None and erasure.covers(entry.payload, requested_ms=requested_ms)
                         yield StepAnswer(StorageKey(rid, tid), token, fingerprint, entry, erased)
@@ -146,25 +151,6 @@ def _changes(writing: JournalWrite) -> tuple[bytes, ...]:
         *writing.withdraw,
         *chain.from_iterable(map(step_arguments, writing.enter)),
     )
-
-
-def _journal(result: list[Any]) -> Journal:
-    complete, requested_ms, erasure, fence, write, fields = result
-    return decode_journal(
-        fields,
-        fence=fence,
-        write=write,
-        complete=bool(complete),
-        requested_ms=requested_ms,
-        erasure=decode_erasure(erasure),
-    )
-
-
-def _readable(fields: Sequence[bytes]) -> list[Entry]:
-    try:
-        return decode_entries(fields)
-    except CorruptRecord:
-        return []
 
 
 def _batches(names: Sequence[bytes]) -> Iterator[list[bytes]]:

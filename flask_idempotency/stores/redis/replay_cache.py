@@ -207,7 +207,9 @@ class RedisReplayCache:
         return bool(self._operators.guarded(self._erase, tid))
 
     def _invalidate(self, server: ScriptExecutor, name: bytes, fence: int) -> bool:
-        return _refusal(server, scripts.CACHE_INVALIDATE, (name,), _invalidated(fence), REMEMBERED_MS) is None
+        # Its fence is above `fence`, so `put` does not replace this entry with an older response.
+        entry = _NO_RESPONSE + (fence + 1).to_bytes(_FENCE_BYTES, "big")
+        return _refusal(server, scripts.CACHE_INVALIDATE, (name,), entry, REMEMBERED_MS) is None
 
     def _erase(self, server: ScriptExecutor, tid: bytes) -> bool:
         server.run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
@@ -253,11 +255,6 @@ def _sealed(key: StorageKey, record: Record) -> bytes:
         raise ValueError("only a completed record can be replayed")
     data = encode(record, tid=key.tid)
     return data + _sum(key, data)
-
-
-def _invalidated(fence: int) -> bytes:
-    """Return an entry without a response. Its fence is above `fence`, so `put` does not replace it with an older one."""
-    return _NO_RESPONSE + (fence + 1).to_bytes(_FENCE_BYTES, "big")
 
 
 def _opened(key: StorageKey, sealed: bytes) -> Record:

@@ -32,14 +32,14 @@ Scripts write the numbers and both sums. Python writes the flags, the CRC and wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import Effects, Entry, Journal, StepState
 from flask_idempotency.engine.model import LATEST, SealedBy, StoredPayload
 from flask_idempotency.stores.redis.encoding import KID_BYTES, length_bytes, payload_bytes, read_length
-from flask_idempotency.stores.redis.erasure import Erasure
+from flask_idempotency.stores.redis.erasure import decode_erasure
 
 FENCE_BYTES: Final = 7
 ID_BYTES: Final = 12
@@ -87,25 +87,15 @@ def step_bytes(entry: Entry) -> bytes:
     return first + _crc(entry.id, first, body) + body
 
 
-def decode_journal(
-    fields: Sequence[bytes],
-    *,
-    fence: bytes,
-    write: int,
-    complete: bool,
-    requested_ms: int,
-    erasure: Erasure | None,
-) -> Journal:
-    """Decode a journal from its fields and values, one after the other. Raise `CorruptRecord` if one is damaged.
-
-    `erasure` is the last erasure of its tenant.
-    """
-    entries = decode_entries(fields)
+def decode_journal(found: Sequence[Any]) -> Journal:
+    """Decode what `read_steps.lua` has found. Raise `CorruptRecord` if an entry is damaged."""
+    complete, requested_ms, erased_at, fence, write, fields = found
+    erasure, entries = decode_erasure(erased_at), decode_entries(fields)
     return Journal(
         tuple(entries),
         int.from_bytes(fence, "big"),
         write,
-        complete,
+        bool(complete),
         erasure is not None and any(erasure.covers(entry.payload, requested_ms=requested_ms) for entry in entries),
     )
 

@@ -71,29 +71,24 @@ class RedisDataKeys:
         unreadable = 0
         for names in self._scan.all(layout.EVERY_TENANT_KEYS):
             for tid in filter(None, map(layout.tid, names)):
-                keys, corrupt_keys = self._readable(tid)
-                unreadable += corrupt_keys
-                yield from ((tid, key) for key in keys)
+                try:
+                    now, _, fields = self._look(tid)
+                except CorruptRecord:
+                    unreadable += 1
+                    continue
+                for number in _numbers(fields):
+                    try:
+                        key = _key(number, fields, now)
+                    except CorruptRecord:
+                        unreadable += 1
+                    else:
+                        yield tid, key
         if unreadable:
             _log.error(
                 "skipped %d corrupt data keys, or tenants' sets of data keys, in Redis: restore them, or the responses that "
                 "they encrypt are lost",
                 unreadable,
             )
-
-    def _readable(self, tid: bytes) -> tuple[list[DataKey], int]:
-        """Return this tenant's readable data keys, and the number of corrupt ones."""
-        try:
-            now, _, fields = self._look(tid)
-        except CorruptRecord:
-            return [], 1
-        keys, corrupt_keys = list[DataKey](), 0
-        for number in _numbers(fields):
-            try:
-                keys.append(_key(number, fields, now))
-            except CorruptRecord:
-                corrupt_keys += 1
-        return keys, corrupt_keys
 
     def _look(self, tid: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
         keys = layout.partition_facts(tid), layout.data_keys(tid)

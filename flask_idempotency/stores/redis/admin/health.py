@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -182,7 +182,8 @@ def _replication(look: _Look, *, awaited: int) -> Said:
                 "It is a replica: it grants no claims, and its records may be out of date.",
                 "Set IDEMPOTENCY_STORE to the primary, or to a client that follows it.",
             )
-    replicas = list(_replicas(look.info))
+    slaves = (look.info.get(f"slave{number}") for number in range(int(look.info.get("connected_slaves", 0))))
+    replicas = [each for each in slaves if isinstance(each, Mapping)]
     if len(replicas) < awaited:
         return (
             Verdict.FAULT,
@@ -223,12 +224,6 @@ def _shared(look: _Look) -> Said:
         "Give the other program a Redis of its own, or at least another database (another number at the end of its URL). Do "
         "not move these records: another database knows no key, and retries would run again.",
     )
-
-
-def _replicas(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for number in range(int(info.get("connected_slaves", 0))):
-        if isinstance(replica := info.get(f"slave{number}"), Mapping):
-            yield replica
 
 
 def _unknown(what: str) -> Said:

@@ -9,8 +9,7 @@
 
 local completed = 0
 for _, key in ipairs(KEYS) do
-  local bytes = read_head(key)
-  local record = bytes and parse_record(bytes)
+  local _, record = read_head(key)
   if record and record.state == COMPLETED then
     completed = completed + 1
   end

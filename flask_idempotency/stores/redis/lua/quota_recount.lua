@@ -20,8 +20,7 @@ local function count(bucket_end, records, size)
 end
 
 for _, key in ipairs(KEYS) do
-  local bytes = read_head(key)
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(key)
   if record and record.counted and record.state == COMPLETED and string.sub(bytes, 62, 77) == tid then
     local till = remembered_until(record)
     local later = till and till ~= record.deadline

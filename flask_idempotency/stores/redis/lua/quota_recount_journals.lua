@@ -12,8 +12,7 @@ local tid = ARGV[2]
 
 local sum = 0
 for i = 1, #KEYS, 2 do
-  local bytes = read_head(KEYS[i])
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(KEYS[i])
   if record and record.counted and record.state ~= COMPLETED and string.sub(bytes, 62, 77) == tid then
     local journal = journal_of(KEYS[i + 1], record)
     sum = sum + (journal and journal.size or 0)

@@ -13,8 +13,7 @@ local tid = ARGV[2]
 local taken, put = 0, 0
 for i = 2, #KEYS do
   local name = ARGV[i + 1]
-  local bytes = read_head(KEYS[i])
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(KEYS[i])
   local counted = record and record.counted and record.state ~= COMPLETED and string.sub(bytes, 62, 77) == tid
   local score = redis.call('ZSCORE', KEYS[1], name)
   -- A record that cannot be read was counted, and stays so until an operator releases it.

@@ -47,10 +47,7 @@ if journal and record.takeover then
   redis.call('ZCARD', KEYS[2]) -- A wrong type must fail before the first write.
   leave_indexes(KEYS, record, name)
   local deadline = math.min(record.deadline, math.floor(now / 1000))
-  redis.call('ZADD', KEYS[2], decimal(deadline), name)
-  if record.counted then
-    redis.call('ZADD', KEYS[5], decimal(deadline), name)
-  end
+  enter_in_flight(KEYS, record, name, deadline)
   local paused = { bytes = string.sub(bytes, 1, 1) .. ARGV[5] .. string.sub(bytes, 18), head = record.head }
   local first = first_byte(PROCESSING, true, false, record.counted)
   redis.call('SET', KEYS[1], rewritten(paused, first, deadline, NO_RESULT, ''))

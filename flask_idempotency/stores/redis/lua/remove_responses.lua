@@ -16,8 +16,7 @@ local SKELETON = '\0\1\0'
 
 for i = 2, #KEYS do
   local key = KEYS[i]
-  local bytes = read_head(key)
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(key)
   local kept = record and record.state == COMPLETED and remembered_until(record)
   local due = kept and is_expired(record, math.min(now, horizon))
   if due or not kept then

@@ -26,10 +26,7 @@ if record.state == PROCESSING then
     redis.call('ZCARD', KEYS[5])
   end
   redis.call('PERSIST', KEYS[1]) -- Needs no memory: see leave_indexes in lib/write.
-  redis.call('ZADD', KEYS[2], decimal(deadline), name)
-  if record.counted then
-    redis.call('ZADD', KEYS[5], decimal(deadline), name)
-  end
+  enter_in_flight(KEYS, record, name, deadline)
   local first = first_byte(PROCESSING, record.takeover, has_waiters(record), record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, ''))
 elseif record.state == QUARANTINED and string.sub(record.bytes, record.head + 1) == LEASE_EXPIRED then

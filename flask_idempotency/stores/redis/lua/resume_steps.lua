@@ -46,11 +46,7 @@ if not known then
   return refused
 end
 
-redis.call('ZCARD', KEYS[2])
-redis.call('ZCARD', KEYS[3])
-if record.counted then
-  redis.call('ZCARD', KEYS[5])
-end
+check_indexes(KEYS, record)
 redis.call('PERSIST', KEYS[1]) -- Needs no memory: see leave_indexes in lib/write.
 journal.write, journal.steps, journal.in_doubt = number + 1, steps, in_doubt
 change_steps(KEYS, record, journal, known, ARGV, 11, first, nil, now)
@@ -63,9 +59,6 @@ if in_doubt then
 end
 leave_indexes(KEYS, record, name)
 local now_ms = math.floor(now / 1000)
-redis.call('ZADD', KEYS[2], decimal(now_ms), name)
-if record.counted then
-  redis.call('ZADD', KEYS[5], decimal(now_ms), name)
-end
+enter_in_flight(KEYS, record, name, now_ms)
 redis.call('SET', KEYS[1], rewritten(record, first_byte(PROCESSING, true, false, record.counted), now_ms, NO_RESULT, ''))
 return 'DONE'

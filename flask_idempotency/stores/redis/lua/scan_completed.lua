@@ -10,8 +10,8 @@
 
 local found = { time_now(ARGV[1]) }
 for i, key in ipairs(KEYS) do
-  local bytes, length = read_head(key), 0
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(key)
+  local length = 0
   if record and record.state == COMPLETED then
     length = #bytes < HEAD and #bytes or redis.call('STRLEN', key)
     bytes = without_payload(key, bytes, record.head + 1)

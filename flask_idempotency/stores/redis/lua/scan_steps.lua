@@ -14,8 +14,7 @@ local now = time_now(ARGV[1])
 
 local found = {}
 for i = 1, #KEYS, 2 do
-  local bytes = read_head(KEYS[i])
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(KEYS[i])
   local journal = record and record.state ~= COMPLETED and not is_expired(record, now) and journal_of(KEYS[i + 1], record)
   found[#found + 1] = journal
       and {

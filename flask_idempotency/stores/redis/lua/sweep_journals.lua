@@ -10,8 +10,7 @@
 
 local removed = 0
 for i = 1, #KEYS, 2 do
-  local bytes = read_head(KEYS[i])
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(KEYS[i])
   local gone = bytes == ''
   if record then
     local _, word = journal_of(KEYS[i + 1], record)

@@ -54,15 +54,8 @@ if leftover then
   known = {}
 end
 
--- A wrong type must fail before the first write, and the first write must need no memory: see leave_indexes in lib/write.
-redis.call('ZCARD', KEYS[2])
-if is_late then
-  redis.call('ZCARD', KEYS[3])
-end
-if record.counted then
-  redis.call('ZCARD', KEYS[5])
-end
-redis.call('PERSIST', KEYS[1])
+check_indexes(KEYS, record)
+redis.call('PERSIST', KEYS[1]) -- Needs no memory: see leave_indexes in lib/write.
 if leftover then
   redis.call('UNLINK', KEYS[8])
 end
@@ -76,10 +69,7 @@ if is_late and not stays then
   redis.call('ZREM', KEYS[3], name)
 end
 if not stays then
-  redis.call('ZADD', KEYS[2], decimal(deadline), name)
-end
-if record.counted and not stays then
-  redis.call('ZADD', KEYS[5], decimal(deadline), name)
+  enter_in_flight(KEYS, record, name, deadline)
 end
 local first_of_record = first_byte(stays and QUARANTINED or PROCESSING, takeover, has_waiters(record), record.counted)
 redis.call('SET', KEYS[1], rewritten(record, first_of_record, deadline, NO_RESULT, stays and LEASE_EXPIRED or ''))

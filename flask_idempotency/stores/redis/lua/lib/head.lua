@@ -5,7 +5,7 @@
 -- Most records have their request info within the first 512 bytes. Three lengths follow it, of at most nine bytes each.
 local HEAD, LENGTHS, LONGEST_INFO = 512, 27, 4 * 65539 + 17
 
--- Return the head of the record: '' if the key is absent, nil if it has another type.
+-- Return the head of the record: '' if the key is absent, nil if it has another type; and the record, if it can be read.
 local function read_head(key)
   local bytes = redis.pcall('GETRANGE', key, 0, HEAD - 1)
   if type(bytes) ~= 'string' then
@@ -15,10 +15,10 @@ local function read_head(key)
     local info = read_number(bytes, HEADER + 1, HEADER + 3)
     local enough = HEADER + 3 + info + LENGTHS
     if info <= LONGEST_INFO and enough > HEAD then
-      return redis.call('GETRANGE', key, 0, enough - 1)
+      bytes = redis.call('GETRANGE', key, 0, enough - 1)
     end
   end
-  return bytes
+  return bytes, parse_record(bytes)
 end
 
 -- Return where the response's own bytes begin, after its size and its data key. Return nil if that cannot be read.

@@ -6,8 +6,7 @@
 -- If the record is gone or has another state, take its name out of the index and put it into the one where it belongs.
 -- A record that cannot be read stays in the index. `in_flight` and `quarantined` are the indexes.
 local function indexed_record(in_flight, quarantined, state, name, key, now)
-  local bytes = read_head(key)
-  local record = bytes and parse_record(bytes)
+  local bytes, record = read_head(key)
   if record and record.state == state then
     return bytes, record
   end

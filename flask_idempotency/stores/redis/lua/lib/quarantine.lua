@@ -4,11 +4,7 @@
 
 -- `reason` has its length before it.
 local function quarantine(keys, record, name, reason, now)
-  -- A wrong type must fail before the first write.
-  redis.call('ZCARD', keys[3])
-  if record.counted then
-    redis.call('ZCARD', keys[5])
-  end
+  check_indexes(keys, record)
   redis.call('ZREM', keys[2], name)
   local first = first_byte(QUARANTINED, record.takeover, false, record.counted)
   redis.call('SET', keys[1], rewritten(record, first, record.deadline, NO_RESULT, reason))

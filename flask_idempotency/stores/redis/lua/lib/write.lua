@@ -25,6 +25,23 @@ local function rewritten(record, first, deadline, result, tail)
     .. tail
 end
 
+-- Fail if an index of unfinished records has a wrong type. Call this before the first write.
+local function check_indexes(keys, record)
+  redis.call('ZCARD', keys[2])
+  redis.call('ZCARD', keys[3])
+  if record.counted then
+    redis.call('ZCARD', keys[5])
+  end
+end
+
+-- Put a record in flight into the indexes, or move it there to another deadline, in ms.
+local function enter_in_flight(keys, record, name, deadline)
+  redis.call('ZADD', keys[2], decimal(deadline), name)
+  if record.counted then
+    redis.call('ZADD', keys[5], decimal(deadline), name)
+  end
+end
+
 -- Take an unfinished record out of the indexes.
 --
 -- This is the first write of a script. A Redis that is out of memory refuses a script's *first* write if that write could
