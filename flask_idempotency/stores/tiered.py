@@ -169,7 +169,7 @@ class TieredStore:
         self.read = system.read
         offered = capabilities_of(system)
         if offered.data_keys is not None:
-            self.data_keys = CachedDataKeys(offered.data_keys, cache)
+            self.data_keys = CachedDataKeys(offered.data_keys, cache.erase)
         if offered.responses is not None:
             self.responses = CachedResponses(offered.responses, self._forget)
         if offered.recovery is not None:
@@ -298,22 +298,24 @@ class TieredStore:
                 self._missed.popitem(last=False)
 
 
-class CachedRecovery:
+class _Cached:
+    """A capability of the system. A subclass changes the calls that affect the cache; the others go to the system."""
+
+    def __init__(self, system: Any, tell_cache: Callable[..., Any]) -> None:
+        self._system = system
+        self._tell_cache = tell_cache
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_system":  # `copy` looks attributes up before it sets any
+            raise AttributeError(name)
+        return getattr(self._system, name)
+
+
+class CachedRecovery(_Cached):
     """Implement `capabilities.Recovery` with the system's, and invalidate the cache before a release or a resolution.
 
     The cache holds only records with a response, completed or corrupt. All other records need no cache here.
     """
-
-    def __init__(self, recovery: Recovery, invalidate: Callable[[StorageKey, int], bool]) -> None:
-        self._recovery = recovery
-        self._invalidate = invalidate
-        # These calls do not affect the cache.
-        self.expired_leases = recovery.expired_leases
-        self.quarantine_expired = recovery.quarantine_expired
-        self.next_for_resolver = recovery.next_for_resolver
-        self.scan = recovery.scan
-        self.counts = recovery.counts
-        self.about_completed = recovery.about_completed
 
     def resolve(
         self,
@@ -326,16 +328,16 @@ class CachedRecovery:
     ) -> bool:
         self._forget(seen)
         lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
-        return self._recovery.resolve(seen, token=token, payload=payload, **lives)
+        return bool(self._system.resolve(seen, token=token, payload=payload, **lives))
 
     def force_release(self, seen: SeenRecord) -> bool:
         self._forget(seen)
-        return self._recovery.force_release(seen)
+        return bool(self._system.force_release(seen))
 
     def _forget(self, seen: SeenRecord) -> None:
         # Invalidate before the system changes. If the system then fails, the operator can repeat the call. In the other
         # order, the cache could replay a released record, and a second release would find no record.
-        if seen.record.payload is not None and not self._invalidate(seen.key, seen.record.fence):
+        if seen.record.payload is not None and not self._tell_cache(seen.key, seen.record.fence):
             raise NotApplied(
                 "The record is unchanged, because the replay cache did not answer and would still replay it. Repeat this when "
                 "the cache answers, with the IDEMPOTENCY_REDIS_URL of the web hosts. If the cache is gone for good, see "
@@ -343,26 +345,14 @@ class CachedRecovery:
             )
 
 
-class CachedDataKeys:
+class CachedDataKeys(_Cached):
     """Implement `capabilities.DataKeys` with the system's, and erase a tenant in the cache too."""
 
-    def __init__(self, keys: DataKeys, cache: ReplayCache) -> None:
-        self._keys = keys
-        self._cache = cache
-        # These calls do not affect the cache.
-        self.read_keys = keys.read_keys
-        self.add = keys.add
-        self.disable = keys.disable
-        self.delete = keys.delete
-        self.wrapped_by_other = keys.wrapped_by_other
-        self.sample = keys.sample
-        self.count = keys.count
-
     def shred(self, tid: bytes) -> int:
-        gone = self._keys.shred(tid)
+        gone: int = self._system.shred(tid)
         # Erase the cache last: otherwise a replay between the two calls could fill it again.
         try:
-            erased = self._cache.erase(tid)
+            erased = self._tell_cache(tid)
         except Exception:  # noqa: BLE001 - the error below says that the data keys are destroyed
             _log.exception("The replay cache failed")
             erased = False
@@ -375,20 +365,13 @@ class CachedDataKeys:
         return gone
 
 
-class CachedResponses:
+class CachedResponses(_Cached):
     """Implement `capabilities.Responses` with the system's, and forget a replaced response in the cache."""
 
-    def __init__(self, responses: Responses, forget: Callable[[StorageKey], None]) -> None:
-        self._responses = responses
-        self._forget = forget
-        # These calls do not affect the cache.
-        self.scan = responses.scan
-        self.count = responses.count
-
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
-        replaced = self._responses.replace(key, old, new)
+        replaced: bool = self._system.replace(key, old, new)
         if replaced:
-            self._forget(key)
+            self._tell_cache(key)
         return replaced
 
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.model import Grant, Record, State
+from flask_idempotency.engine.model import Grant, Record
 from flask_idempotency.engine.offered import CAPABILITIES
-from flask_idempotency.engine.store import Store, StoreOutcome
+from flask_idempotency.engine.store import Store
 
 Call: TypeAlias = Literal[
     "claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt"
@@ -30,15 +30,6 @@ ArgumentsP = ParamSpec("ArgumentsP")
 
 class TimedStore:
     """Pass each call of the `Store` protocol on, and report its time. All other attributes come from the store."""
-
-    claim: Callable[..., StoreOutcome]
-    renew: Callable[..., None]
-    mark_point_of_no_return: Callable[..., None]
-    complete: Callable[..., None]
-    release: Callable[..., State | None]
-    quarantine: Callable[..., None]
-    read: Callable[..., Record | None]
-    mark_corrupt: Callable[..., None]
 
     def __init__(self, store: Store, timing: Timing, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._store = store

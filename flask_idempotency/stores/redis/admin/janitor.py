@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import RecordPage, SeenRecord, UnfinishedCounts
-from flask_idempotency.engine.keys import StorageKey, new_token
+from flask_idempotency.engine.keys import new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
@@ -199,7 +199,8 @@ class RedisRecovery:
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         facts = seen.record.token, milliseconds(seen.record.deadline), round(horizon * 1_000_000)
-        return bool(self._run(scripts.QUARANTINE_EXPIRED, seen.key, *facts) == b"DONE")
+        keys = layout.keys(seen.key)
+        return bool(self._server.run(scripts.QUARANTINE_EXPIRED, keys, layout.name(keys), *facts) == b"DONE")
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
@@ -214,9 +215,14 @@ class RedisRecovery:
             entries = self._quarantined.first(upto=latest, limit=wanted)
             fresh = [each for each in entries if each not in others]
             results = list(self._run_each(scripts.NEXT_FOR_RESOLVER, fresh, latest, *pauses, owner or b""))
-            due += self._turns(entries, iter(results))
-            left = {key for key, data, _ in results if data == b"OTHER"}
-            others |= {each for each in entries if layout.record_in(each.partition, each.name) in left}
+            turns = {layout.record_in(each.partition, each.name): each for each in fresh}
+            # A first turn is never later than the end of the lease; all others are.
+            due += [
+                replace(found, returned_before=turn.score > milliseconds(found.record.deadline))
+                for found in self._found(State.QUARANTINED, results)
+                for turn in (turns[layout.keys(found.key)[0]],)
+            ]
+            others |= {turns[key] for key, data, _ in results if data == b"OTHER"}
             if len(entries) < wanted:
                 break
         return due
@@ -297,15 +303,6 @@ class RedisRecovery:
             return completed
         return round(completed / len(keys) * self._server.execute("DBSIZE")) if keys else None
 
-    def _turns(
-        self, entries: Sequence[IndexEntry], results: Iterator[tuple[bytes, bytes, int]]
-    ) -> Iterator[SeenRecord]:
-        """Yield the records whose turn it is. A first turn is never later than the end of the lease; all others are."""
-        turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
-        for found in self._found(State.QUARANTINED, results):
-            turn = turns[layout.keys(found.key)[0]]
-            yield replace(found, returned_before=turn > milliseconds(found.record.deadline))
-
     def _list_by_state(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[SeenRecord]:
         return self._found(state, self._run_each(scripts.LIST_BY_STATE, entries, NUMBERS[state]))
 
@@ -323,16 +320,12 @@ class RedisRecovery:
         for call, (now, *values) in zip(calls, self._server.run_all(script, calls), strict=True):
             yield from ((key, data, now) for key, data in zip(call.keys[2:], values, strict=True))
 
-    def _found(self, state: State, results: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
+    def _found(self, state: State, results: Iterable[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
         erasures = ErasureCache(self._server)
         for key, data, now in results:
             found = seen_record(key, data, now) if data else None
             if found is not None and found.record.state is state:
                 yield SeenRecord(found.key, erasures.mark(found.key.tid, found.record))
-
-    def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
-        keys = layout.keys(key)
-        return self._server.run(script, keys, layout.name(keys), *arguments)
 
 
 def _batches(entries: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:
