@@ -13,13 +13,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import Expiry, Ledger
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, TaskRun
-from flask_idempotency.engine.journal import Journals
+from flask_idempotency.engine.journal import Journals, SweptJournals
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.tasks import TaskLog, TaskReport, beating
 
@@ -93,20 +93,16 @@ class Janitor:
                     task_log.report(task, json.dumps(entry, separators=(",", ":")))
                 self._observers(TaskRun("", task, seconds, counts=counts, finished=report.finished))
             finally:
-                self._unlock(task, token)
+                if task_log is not None:
+                    try:
+                        task_log.unlock(task, token)
+                    except StoreUnavailable as error:
+                        _log.warning("The lock of task %s was not removed and will expire (%s).", task, cause_of(error))
         except Exception as error:
             seconds = drain.monotonic() - began
             self._observers(TaskRun("", task, seconds, counts={}, finished=False, error=cause_of(error)))
             raise
         return report
-
-    def _unlock(self, task: Task, token: bytes) -> None:
-        if self._task_log is None:
-            return
-        try:
-            self._task_log.unlock(task, token)
-        except StoreUnavailable as error:
-            _log.warning("The lock of task %s was not removed and will expire (%s).", task, cause_of(error))
 
 
 class BatchResult(NamedTuple):
@@ -132,14 +128,6 @@ class RunReport:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReport(RunReport):
-    """The result of a run through the steps of a task."""
-
-    touched: int = 0
-    batches: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Batcher:
     """The pace of a task. Times are seconds."""
 
@@ -154,46 +142,58 @@ class Batcher:
     on_progress: Callable[[int], object] = lambda touched: None
     """Called after every batch with the number touched so far."""
 
-    def run(self, step: Step) -> BatchReport:
-        """Repeat the step until it has no more work, or the budget ends.
+    def run(self, *steps: Step) -> RunReport:
+        """Repeat each step until it has no more work, one step after the other, or until the budget of all ends.
 
         If the store does not answer, halve the batch; grow it again while the store answers. Raises `StoreUnavailable` if
         even the smallest batch gets no answer: what was done until then stays done.
         """
         began = self.monotonic()
-        touched, batches, shrunk, limit, failures = 0, 0, 0, self.batch, 0
-        while True:
-            try:
-                result = step(limit)
-            except KeyProviderUnavailable:
-                raise
-            except StoreUnavailable:
-                failures += 1
-                if failures >= FAILURES or limit <= SMALLEST_BATCH:
+        touched, shrunk = 0, 0
+        for step in steps:
+            limit, failures = self.batch, 0
+            while True:
+                try:
+                    result = step(limit)
+                except KeyProviderUnavailable:
                     raise
-                limit = max(limit // 2, SMALLEST_BATCH)
-                shrunk += 1
-                continue
-            failures, limit = 0, min(limit + self.batch // 8 + 1, self.batch)
-            touched, batches = touched + result.touched, batches + 1
-            self.on_progress(touched)
-            if not result.more:
-                return BatchReport(touched, batches, shrunk=shrunk)
-            if self.rate is not None:
-                # Never past the budget: a run that sleeps past the end of its lock wakes up beside the next run.
-                pause = min(touched / self.rate, self.budget) - (self.monotonic() - began)
-                if pause > 0:
-                    self.sleep(pause)
-            if self.monotonic() - began >= self.budget:
-                return BatchReport(touched, batches, shrunk=shrunk, finished=False)
+                except StoreUnavailable:
+                    failures += 1
+                    if failures >= FAILURES or limit <= SMALLEST_BATCH:
+                        raise
+                    limit = max(limit // 2, SMALLEST_BATCH)
+                    shrunk += 1
+                    continue
+                failures, limit = 0, min(limit + self.batch // 8 + 1, self.batch)
+                touched += result.touched
+                self.on_progress(touched)
+                if not result.more:
+                    break
+                if self.rate is not None:
+                    # Never past the budget: a run that sleeps past the end of its lock wakes up beside the next run.
+                    pause = min(touched / self.rate, self.budget) - (self.monotonic() - began)
+                    if pause > 0:
+                        self.sleep(pause)
+                if self.monotonic() - began >= self.budget:
+                    return RunReport(shrunk=shrunk, finished=False)
+        return RunReport(shrunk=shrunk)
 
-    def rest(self, first: BatchReport, *, began: float) -> Batcher:
-        """Return the pace of the next pass of a run that began then: with what is left of the budget, and the same count."""
-        return replace(
-            self,
-            budget=self.budget - (self.monotonic() - began),
-            on_progress=lambda touched: self.on_progress(first.touched + touched),
-        )
+
+def pages(read: Callable[..., Any], handle: Callable[[Any], int]) -> Step:
+    """Return the step that handles all that `read` returns, one page in each run of it.
+
+    `read` takes `after` and `limit`; its page says in `after` where the next one begins. `handle` returns how many it touched.
+    """
+    cursor = b""
+
+    def step(limit: int) -> BatchResult:
+        nonlocal cursor
+        page = read(after=cursor, limit=limit)
+        touched = handle(page)
+        cursor = page.after or b""
+        return BatchResult(touched, more=page.after is not None)
+
+    return step
 
 
 Work: TypeAlias = Callable[[float, Batcher], Report]
@@ -209,22 +209,6 @@ class ExpireReport(RunReport):
     """Journals of steps whose record is gone, is completed, or is in another life."""
 
 
-def sweep_journals(journals: Journals, *, drain: Batcher) -> BatchReport:
-    """Remove journals that no record needs. Its `touched` is how many; `Journals.sweep` says which.
-
-    Raises `StoreUnavailable` if the store does not answer; what was removed until then is gone.
-    """
-    cursor: bytes | None = b""
-
-    def step(limit: int) -> BatchResult:
-        nonlocal cursor
-        swept = journals.sweep(after=cursor or b"", limit=limit)
-        cursor = swept.after
-        return BatchResult(swept.removed, more=cursor is not None)
-
-    return drain.run(step)
-
-
 def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals | None = None) -> ExpireReport:
     """Remove the records that expired by this horizon (seconds since the epoch, store's clock).
 
@@ -233,18 +217,20 @@ def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals
     what was removed until then is gone.
     """
 
-    def step(limit: int) -> BatchResult:
+    counts: Counter[str] = Counter()
+
+    def sweep(limit: int) -> BatchResult:
         removed = expiry.sweep(horizon=horizon, limit=limit)
+        counts["removed"] += removed
         # Go on after a batch that is not full: another janitor may have had the rest of it.
         return BatchResult(removed, more=removed > 0)
 
-    began = drain.monotonic()
-    report = drain.run(step)
-    if journals is None or not report.finished:
-        return ExpireReport(report.touched, shrunk=report.shrunk, finished=report.finished)
-    swept = sweep_journals(journals, drain=drain.rest(report, began=began))
-    shrunk = report.shrunk + swept.shrunk
-    return ExpireReport(report.touched, swept.touched, shrunk=shrunk, finished=swept.finished)
+    def swept(page: SweptJournals) -> int:
+        counts["journals"] += page.removed
+        return page.removed
+
+    ended = drain.run(sweep, *([] if journals is None else [pages(journals.sweep, swept)]))
+    return ExpireReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
 
 
 @dataclass(frozen=True, slots=True)

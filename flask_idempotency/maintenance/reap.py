@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Final
 
 from flask_idempotency.engine.audit import RESOLVER, SAYS_FAILED, SAYS_NEVER, SAYS_UNKNOWN
-from flask_idempotency.engine.capabilities import Recovery, SeenRecord
+from flask_idempotency.engine.capabilities import RecordPage, Recovery, SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -38,7 +39,7 @@ from flask_idempotency.engine.recovery import (
     StillUnknown,
     UnknownOutcome,
 )
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport, pages
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 LAST_PAUSE_SECONDS: Final = 3600.0
@@ -114,11 +115,9 @@ def reap(
     done until then stays done.
     """
     counts: Counter[str] = Counter()
-    cursor: bytes | None = b""
 
-    def quarantine(limit: int) -> BatchResult:
-        nonlocal cursor
-        page, waiting = recovery.expired_leases(horizon=horizon, after=cursor or b"", limit=limit), 0
+    def quarantine(page: RecordPage) -> int:
+        waiting = 0
         for found in page.found:
             if found.record.on_expiry is OnExpiry.TAKEOVER:
                 over = found.record.deadline + resume_within(found.record.info) <= horizon
@@ -127,21 +126,17 @@ def reap(
                     observers(Quarantined(label(found.key), found.record.info.operation, NEVER_RESUMED))
                 else:
                     waiting += 1
-                continue
-            if recovery.quarantine_expired(found, horizon=horizon):
+            elif recovery.quarantine_expired(found, horizon=horizon):
                 counts["quarantined"] += 1
                 observers(Reaped(label(found.key), found.record.info.operation))
             else:
                 counts["overtaken"] += 1
         # Count these last: a step that fails runs again, and meets them again.
         counts["waiting"] += waiting
-        cursor = page.after
-        return BatchResult(len(page.found), more=cursor is not None)
+        return len(page.found)
 
     waits: list[float] = []
-    began = drain.monotonic()
-    first = drain.run(quarantine)
-    shrunk, finished = first.shrunk, first.finished
+    steps = [pages(partial(recovery.expired_leases, horizon=horizon), quarantine)]
     if resolving is not None and resolving.resolvers:
         context = resolving
 
@@ -160,10 +155,12 @@ def reap(
                     counts[_call(found, resolver, context, observers, label, waits, horizon=horizon)] += 1
             return BatchResult(len(due), more=bool(due))
 
-        second = drain.rest(first, began=began).run(resolve)
-        shrunk, finished = shrunk + second.shrunk, finished and second.finished
+        steps.append(resolve)
+    ended = drain.run(*steps)
     believed_in = max(waits, default=0.0)
-    return ReapReport(**counts, never_happened=len(waits), believed_in=believed_in, shrunk=shrunk, finished=finished)
+    return ReapReport(
+        **counts, never_happened=len(waits), believed_in=believed_in, shrunk=ended.shrunk, finished=ended.finished
+    )
 
 
 def _call(

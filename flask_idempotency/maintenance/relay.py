@@ -579,8 +579,8 @@ def relay(relay: Relay, *, drain: Batcher) -> RelayReport:
         total += report
         return BatchResult(report.sent + report.delayed + report.dead, more=True)
 
-    drained = drain.run(step)
-    return replace(total + relay.finish(), shrunk=drained.shrunk, finished=drained.finished)
+    ended = drain.run(step)
+    return replace(total + relay.finish(), shrunk=ended.shrunk, finished=ended.finished)
 
 
 class Stop:

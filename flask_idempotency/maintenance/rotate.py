@@ -16,6 +16,7 @@ from flask_idempotency.engine.capabilities import (
     Answer,
     DataKey,
     DataKeys,
+    Page,
     Recovery,
     Responses,
     every,
@@ -31,7 +32,7 @@ from flask_idempotency.engine.journal import Journals, StepAnswer
 from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import ERASED, RequestInfo, SealContext, State, StoredPayload
 from flask_idempotency.engine.store import Codec
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport, Step
+from flask_idempotency.maintenance.janitor import Batcher, RunReport, Step, pages
 
 # Wipe: leave no readable response of an erased tenant.
 
@@ -64,11 +65,8 @@ def wipe(
     until an error stays done. Raises `StoreUnavailable` if the store does not answer.
     """
     counts: Counter[str] = Counter()
-    tenants, cursor = list(tids), b""
 
-    def step(limit: int) -> BatchResult:
-        nonlocal cursor
-        page = responses.scan(after=cursor, limit=limit, tid=tenants[0])
+    def erase(page: Page) -> int:
         for answer in page.answers:
             payload = answer.record.payload
             if payload is None or not answer.record.erased:
@@ -76,13 +74,10 @@ def wipe(
             done = payload.sealed_by != ERASED and responses.replace(answer.key, payload, wiped(payload))
             counts["wiped" if done else "passed_over"] += 1
             on_progress(counts["wiped"])
-        cursor = page.after or b""
-        if page.after is None:
-            tenants.pop(0)
-        return BatchResult(len(page.answers), more=bool(tenants))
+        return len(page.answers)
 
-    drained = drain.run(step)
-    return WipeReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
+    ended = drain.run(*(pages(partial(responses.scan, tid=tid), erase) for tid in tids))
+    return WipeReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
 
 
 def wipe_steps(
@@ -265,16 +260,11 @@ def rotate(
         if outcome not in ("resealed", "wiped"):
             used.update(_used_by(one.key, one.payload))
 
-    began = drain.monotonic()
-    drained = drain.run(
-        _through(partial(responses.scan, other_than=newest), partial(_of_response, responses, codec), look)
-    )
-    if drained.finished and journals is not None:
-        first = drained
-        walk = _through(partial(journals.walk, other_than=newest), partial(_of_step, journals, codec), look)
-        drained = drain.rest(first, began=began).run(walk)
-        drained = replace(drained, shrunk=drained.shrunk + first.shrunk)
-    if drained.finished:
+    steps = [_through(partial(responses.scan, other_than=newest), partial(_of_response, responses, codec), look)]
+    if journals is not None:
+        steps.append(_through(partial(journals.walk, other_than=newest), partial(_of_step, journals, codec), look))
+    ended = drain.run(*steps)
+    if ended.finished:
         if recovery is not None:
             for quarantined in every(recovery, State.QUARANTINED):
                 used.update(_used_by(quarantined.key, quarantined.record.payload))
@@ -287,7 +277,7 @@ def rotate(
             if key.kid not in ring.kids():
                 # Its ring is foreign or gone. A process that still seals with it makes another data key.
                 disable(tid, key)
-    return RotateReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
+    return RotateReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
 
 
 def seal_plain(
@@ -372,17 +362,13 @@ def _through(
     read: Callable[..., Any], sealed_of: Callable[[Any], _Sealed | None], look: Callable[[_Sealed], object]
 ) -> Step:
     """Return the step of a task that looks at all that `read` returns, one page after the other."""
-    cursor = b""
 
-    def step(limit: int) -> BatchResult:
-        nonlocal cursor
-        page = read(after=cursor, limit=limit)
+    def handle(page: Any) -> int:
         for one in filter(None, map(sealed_of, page.answers)):
             look(one)
-        cursor = page.after or b""
-        return BatchResult(len(page.answers), more=page.after is not None)
+        return len(page.answers)
 
-    return step
+    return pages(read, handle)
 
 
 class _Resealing:

@@ -251,10 +251,10 @@ def test_a_second_phase_counts_on() -> None:
 
 
 def interrupted(batches: int) -> Any:
-    """A run of steps in which Ctrl-C comes after this many."""
+    """A run of steps in which Ctrl-C comes after this many of the first kind."""
     run_steps = Batcher.run
 
-    def stopped(self: Batcher, step: Any) -> Any:
+    def stopped(self: Batcher, step: Any, *_: Any) -> Any:
         left = [batches]
 
         def until(limit: int) -> BatchResult:

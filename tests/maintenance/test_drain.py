@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
-from flask_idempotency.maintenance.janitor import FAILURES, SMALLEST_BATCH, Batcher, BatchReport, BatchResult
+from flask_idempotency.maintenance.janitor import FAILURES, SMALLEST_BATCH, Batcher, BatchResult, RunReport
 
 
 class Hours:
@@ -58,20 +58,29 @@ def test_work_is_done_in_batches(hours: Hours) -> None:
     pile, told = Pile(hours, 250), list[int]()
     drained = drain(hours, batch=100, on_progress=told.append).run(pile.step)
 
-    assert BatchReport(touched=250, batches=3) == drained
+    assert RunReport() == drained
     assert ([100, 100, 100], [100, 200, 250], []) == (pile.limits, told, hours.slept)
 
 
 def test_a_run_without_work_is_one_step(hours: Hours) -> None:
-    assert BatchReport(touched=0, batches=1) == drain(hours).run(Pile(hours, 0).step)
+    assert RunReport() == drain(hours).run(Pile(hours, 0).step)
 
 
 def test_a_run_ends_with_its_budget(hours: Hours) -> None:
     pile = Pile(hours, 1000, takes=0.1)
     drained = drain(hours, batch=100, budget=25.0).run(pile.step)
 
-    assert BatchReport(touched=300, batches=3, finished=False) == drained
+    assert RunReport(finished=False) == drained
     assert pile.left == 700
+
+
+def test_steps_share_the_budget_and_the_count_of_a_run(hours: Hours) -> None:
+    first, second, third = Pile(hours, 250, takes=0.1), Pile(hours, 150, takes=0.1), Pile(hours, 10)
+    told = list[int]()
+    drained = drain(hours, batch=100, budget=30.0, on_progress=told.append).run(first.step, second.step, third.step)
+
+    assert RunReport(finished=False) == drained
+    assert ([100, 200, 250, 350], (0, 50, 10)) == (told, (first.left, second.left, third.left))
 
 
 def test_a_run_that_finishes_as_its_budget_ends_is_finished(hours: Hours) -> None:
@@ -93,7 +102,7 @@ def test_a_run_does_not_sleep_past_its_budget(hours: Hours) -> None:
     """Its lock would be over when it wakes up, and somebody else at work."""
     drained = drain(hours, batch=1000, rate=1.0, budget=60.0).run(Pile(hours, 5000).step)
 
-    assert (60.0, BatchReport(touched=1000, batches=1, finished=False)) == (hours.now, drained)
+    assert (60.0, RunReport(finished=False)) == (hours.now, drained)
 
 
 def test_a_batch_that_times_out_is_halved(hours: Hours) -> None:
@@ -101,7 +110,7 @@ def test_a_batch_that_times_out_is_halved(hours: Hours) -> None:
     pile = Pile(hours, 5000, fails=lambda call: call <= 2)
     drained = drain(hours, batch=1000).run(pile.step)
 
-    assert (5000, 2, True) == (drained.touched, drained.shrunk, drained.finished)
+    assert (0, 2, True) == (pile.left, drained.shrunk, drained.finished)
     assert [1000, 500, 250, 376, 502, 628, 754, 880, 1000, 1000] == pile.limits[:10]
 
 
@@ -126,16 +135,15 @@ def test_only_failures_in_a_row_end_a_run(hours: Hours) -> None:
     pile = Pile(hours, 4000, fails=lambda call: call % 2 == 1)
     drained = drain(hours, batch=1000).run(pile.step)
 
-    assert (4000, True) == (drained.touched, drained.finished)
+    assert (0, True) == (pile.left, drained.finished)
     assert drained.shrunk > FAILURES
 
 
 def test_progress_is_reported_once_despite_a_failure(hours: Hours) -> None:
     pile, told = Pile(hours, 300, fails=lambda call: call == 2), list[int]()
-    drained = drain(hours, batch=100, on_progress=told.append).run(pile.step)
+    drain(hours, batch=100, on_progress=told.append).run(pile.step)
 
-    assert (told[-1], told) == (drained.touched, sorted(told))
-    assert drained.touched == 300
+    assert (300, told) == (told[-1], sorted(told))
 
 
 def test_an_unavailable_key_provider_is_not_retried(hours: Hours) -> None:

@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import Grant, OnExpiry, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import NeverHappened, Resolution, Resume, Settler, UnknownOutcome
 from flask_idempotency.engine.store import StepContext
-from flask_idempotency.maintenance.janitor import sweep_journals
+from flask_idempotency.maintenance.janitor import expire
 from flask_idempotency.maintenance.reap import ReapReport, ResolverContext, reap
 from flask_idempotency.steps import values
 from flask_idempotency.testing import FrozenClock
@@ -65,6 +65,11 @@ class Checkout:
         context = StepContext(key, step.id, fence, FINGERPRINT, step.effects, step.digest, step.state.value)
         result = b'"secret"' if step.state is StepState.FINISHED else None
         return replace(step, payload=self.codec.steps.seal(b'"line-1"', result, context))
+
+    def sweep(self) -> int:
+        """Return how many journals were removed that no record needs."""
+        store = self.store
+        return expire(store.expiry, horizon=0.0, drain=still(), journals=store.journals).journals
 
     def reap(self) -> ReapReport:
         observers = Observers([self.events.append])
@@ -254,8 +259,8 @@ def test_a_journal_without_its_request_is_swept(checkout: Checkout) -> None:
     # As a release that does not know journals would do.
     checkout.store.complete(gone, token, PAYLOAD, keep=WITHIN)
 
-    sweep_journals(checkout.store.journals, drain=still())
+    checkout.sweep()
 
     assert [] == [answer for answer in checkout.store.journals.walk(limit=10).answers if answer.key == gone]
     assert 1 == len(checkout.store.journals.read(kept).entries)
-    assert 0 == sweep_journals(checkout.store.journals, drain=still()).touched
+    assert 0 == checkout.sweep()
