@@ -1,7 +1,7 @@
 """What the adapters of brokers share: try one delivery of a message until it is done, or set it aside.
 
-An adapter fetches messages and gives them to `HeldMessages`, which tries each in a thread until it is `Done` or `Aside`. The
-adapter acknowledges a `Done` message. `Aside` is for one that no worker may do, where the application has no `dead` function.
+An adapter fetches messages and gives them to `HeldMessages`, which tries each in a thread until it is done or set aside. The
+adapter acknowledges what is done. It is left with a message that no worker may do, if the application has no `dead` function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, Final, Self, TypeAlias, assert_never
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.values import valueclass
 
 HEADER: Final = "message-id"
 """The header or attribute with the id that the sender gave a message."""
@@ -40,26 +39,9 @@ SetAside: TypeAlias = Callable[[Any, str], Any]
 _log = logging.getLogger("flask_idempotency")
 
 
-@valueclass(frozen=True, slots=True)
-class Done:
-    """Acknowledge the message."""
-
-
-@valueclass(frozen=True, slots=True)
-class Wait:
-    """Keep the message unacknowledged, and try it again after this time."""
-
-    seconds: float
-
-
-@valueclass(frozen=True, slots=True)
-class Aside:
-    """No worker may do this message, and the application has no `dead` function for it."""
-
-    reason: str
-
-
-Step: TypeAlias = Done | Wait | Aside
+Step: TypeAlias = float | str | None
+"""What one try makes of a message. None: acknowledge it. A number: keep it, and try it again after these seconds.
+A text: the reason why no worker may do it, and the application has no `dead` function for it."""
 
 
 class Delivery:
@@ -104,21 +86,21 @@ class Deliveries:
     def attempt(self, delivery: Delivery) -> Step:
         """Try this delivery once. Raises `ConfigurationError`, and every error that ends the process."""
         with self._context():
-            step = self._process(delivery) if delivery.dead is None else Aside(delivery.dead)
-            if not isinstance(step, Aside):
+            step = self._process(delivery) if delivery.dead is None else delivery.dead
+            if not isinstance(step, str):
                 return step
             if delivery.dead is None:
-                _log.error("%s: a message is set aside (%s).", self._inbox.operation, step.reason)
+                _log.error("%s: a message is set aside (%s).", self._inbox.operation, step)
             if self._dead is None:
                 return step
-            delivery.dead = step.reason
+            delivery.dead = step
             try:
-                self._dead(delivery.message, step.reason)
+                self._dead(delivery.message, step)
             except Exception:  # noqa: BLE001 - a function of the application may raise anything
                 delivery.waits += 1
                 _log.exception("%s: `dead` failed, and is called again.", self._inbox.operation)
-                return Wait(_pause(delivery.waits))
-            return Done()
+                return _pause(delivery.waits)
+            return None
 
     def _process(self, delivery: Delivery) -> Step:
         message = delivery.message
@@ -134,15 +116,14 @@ class Deliveries:
             # The fault of no message: all of them would be set aside.
             raise
         except MissingMessageId:
-            return Aside(NO_ID)
+            return NO_ID
         except LeaseLost:
-            return Wait(BUSY_SECONDS)
+            return BUSY_SECONDS
         except StoreUnavailable:
             delivery.waits += 1
-            return Wait(_pause(delivery.waits))
+            return _pause(delivery.waits)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             delivery.failures += 1
-            again = delivery.failures <= self._retries
             _log.warning(
                 "%s: the handler failed (%s), %d of %d times",
                 self._inbox.operation,
@@ -151,14 +132,14 @@ class Deliveries:
                 self._retries + 1,
                 exc_info=error,
             )
-            return Wait(_pause(delivery.failures)) if again else Aside(EXHAUSTED)
+            return _pause(delivery.failures) if delivery.failures <= self._retries else EXHAUSTED
         match verdict:
             case Processed():
-                return Done()
+                return None
             case Later(after):
-                return Wait(after)
+                return after
             case Dead(reason):
-                return Aside(reason)
+                return reason
         assert_never(verdict)
 
 
@@ -229,8 +210,11 @@ class HeldMessages:
         due = [] if self.ending else [each - time.monotonic() for each in self._due.values() if each is not None]
         return max(min([longest, *due]), 0.0)
 
-    def settled(self, longest: float = 0.0) -> Iterator[tuple[Delivery, Done | Aside]]:
-        """Try what is due. Yield what is done or set aside, and wait for the first of these at most for `longest` seconds."""
+    def settled(self, longest: float = 0.0) -> Iterator[tuple[Delivery, str | None]]:
+        """Try what is due. Yield what is done, with None, or set aside, with the reason.
+
+        Wait for the first of these at most for `longest` seconds.
+        """
         now = time.monotonic()
         for delivery, due in list(self._due.items()):
             if due is not None and due <= now and not self.ending:
@@ -247,11 +231,11 @@ class HeldMessages:
                     self.fail(delivery, error)
                 elif delivery not in self._due:
                     pass  # its new owner gets the message again
-                elif isinstance(step := future.result(), Wait):
-                    self.hold(delivery, step.seconds)
-                else:
+                elif (step := future.result()) is None or isinstance(step, str):
                     del self._due[delivery]
                     yield delivery, step
+                else:
+                    self.hold(delivery, step)
 
     def _put(self, delivery: Delivery, future: Future[Step]) -> None:
         self._ended.put((delivery, future))

@@ -10,18 +10,17 @@ import ctypes
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import Event
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from flask_idempotency.consumers.deliveries import (
     HEADER,
     RETRIES,
-    Aside,
     Deliveries,
     Delivery,
-    Done,
     Handler,
     HeldMessages,
     SetAside,
@@ -31,7 +30,6 @@ from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import encode
-from flask_idempotency.engine.values import valueclass
 
 __all__ = ["consume"]
 
@@ -52,35 +50,6 @@ Changed: TypeAlias = Callable[[list[Partition]], None]
 """Takes the partitions that this consumer got or lost."""
 
 _log = logging.getLogger("flask_idempotency")
-
-
-@valueclass(frozen=True, slots=True)
-class Polled:
-    """A message, and where it is."""
-
-    partition: Partition
-    offset: int
-    message: Any
-    headers: Sequence[tuple[str, bytes | None]]
-    key: Any
-    value: Any
-    timestamp: int
-
-
-class Client(Protocol):
-    """What `consume` needs of a client library. All methods run in the thread that polls."""
-
-    def subscribe(self, topics: list[str], assigned: Changed, lost: Changed) -> None: ...
-    def poll(self, seconds: float) -> list[Polled]: ...
-    def pause(self, partition: Partition) -> None: ...
-    def resume(self, partition: Partition) -> None: ...
-    def seek(self, partition: Partition, offset: int) -> None: ...
-    def commit(self, partition: Partition, offset: int) -> str:
-        """Commit, and return the name of the error that refused it. Empty: it is committed."""
-        ...
-
-    def lost(self, partition: Partition) -> None: ...
-    def leave(self) -> None: ...
 
 
 def consume(
@@ -126,7 +95,7 @@ def consume(
 class _Consumer:
     """One call of `consume`, in the thread that polls."""
 
-    def __init__(self, client: Client, held: HeldMessages) -> None:
+    def __init__(self, client: _Client, held: HeldMessages) -> None:
         self._client = client
         self._held = held
         self._work: dict[Partition, Delivery] = {}
@@ -137,52 +106,51 @@ class _Consumer:
         """Offsets whose commit was refused, of partitions that this consumer still has."""
         self._commits_again = 0.0
         """When these commits are repeated, by the monotonic clock."""
-        self._ends = 0.0
-        """When a consumer that stops gives these commits up. 0: that is not known yet."""
 
     def run(self, topics: list[str]) -> None:
         self._client.subscribe(topics, self._assigned.update, self._lost)
-        while self._goes_on():
+        ends = None
+        while True:
+            if self._held.ending and not self._held.running:
+                # Until then, handlers that run may end, and are committed: polling keeps their partitions.
+                ends = ends or time.monotonic() + LAST_COMMIT_SECONDS
+                if not self._uncommitted or time.monotonic() >= ends:
+                    break
             # A poll does not end when a handler does, so wait for that here and poll without waiting.
-            for delivery, step in self._held.settled(BUSY_SECONDS if self._held.running else 0.0):
-                self._settle(delivery, step)
-            for polled in self._client.poll(0.0 if self._held.running else self._held.pause(IDLE_SECONDS)):
-                self._start(polled)
-            self._commit_again()
+            for delivery, aside in self._held.settled(BUSY_SECONDS if self._held.running else 0.0):
+                self._settle(delivery, aside)
+            for delivery in self._client.poll(0.0 if self._held.running else self._held.pause(IDLE_SECONDS)):
+                self._start(delivery)
+            if self._uncommitted and time.monotonic() >= self._commits_again:
+                self._commits_again = time.monotonic() + COMMIT_SECONDS
+                for partition, offset in list(self._uncommitted.items()):
+                    self._commit(partition, offset)
             for partition in self._assigned - self._work.keys():
                 self._client.resume(partition)
             self._assigned.clear()
-        for partition, delivery in self._work.items():
+        for delivery in self._work.values():
             # Their offsets are not committed. The next member of the group gets them again.
-            self._client.seek(partition, delivery.place.offset)
+            self._client.seek(*delivery.place)
         self._client.leave()
 
-    def _goes_on(self) -> bool:
-        """After `stop`, handlers that run may end, and are committed: polling keeps their partitions."""
-        if not self._held.ending or self._held.running:
-            return True
-        if not self._uncommitted:
-            return False
-        self._ends = self._ends or time.monotonic() + LAST_COMMIT_SECONDS
-        return time.monotonic() < self._ends
-
-    def _start(self, polled: Polled) -> None:
-        self._client.pause(polled.partition)
-        if polled.partition in self._work:
+    def _start(self, delivery: Delivery) -> None:
+        partition, offset = delivery.place
+        self._client.pause(partition)
+        if partition in self._work:
             # The client had it ready when the partition was paused. It comes again after the one before it.
-            self._client.seek(polled.partition, polled.offset)
-            return
-        delivery = self._work[polled.partition] = _delivery(polled)
-        self._held.hold(delivery)
+            self._client.seek(partition, offset)
+        else:
+            self._work[partition] = delivery
+            self._held.hold(delivery)
 
-    def _settle(self, delivery: Delivery, step: Done | Aside) -> None:
-        partition, offset = delivery.place.partition, delivery.place.offset
-        if isinstance(step, Done):
+    def _settle(self, delivery: Delivery, aside: str | None) -> None:
+        partition, offset = delivery.place
+        if aside is None:
             del self._work[partition]
             self._commit(partition, offset + 1)
             self._client.resume(partition)
         else:
-            _log.error("%s [%d] stops at offset %d (%s): see `dead`.", *partition, offset, step.reason)
+            _log.error("%s [%d] stops at offset %d (%s): see `dead`.", *partition, offset, aside)
             self._held.hold(delivery, STOPPED_SECONDS)
 
     def _commit(self, partition: Partition, offset: int) -> None:
@@ -200,13 +168,6 @@ class _Consumer:
             )
         self._uncommitted[partition] = offset
 
-    def _commit_again(self) -> None:
-        if not self._uncommitted or time.monotonic() < self._commits_again:
-            return
-        self._commits_again = time.monotonic() + COMMIT_SECONDS
-        for partition, offset in list(self._uncommitted.items()):
-            self._commit(partition, offset)
-
     def _lost(self, partitions: list[Partition]) -> None:
         for partition in partitions:
             if partition in self._work:
@@ -216,17 +177,25 @@ class _Consumer:
             self._client.lost(partition)
 
 
-def _delivery(polled: Polled) -> Delivery:
-    message_id = next((text_of(value) for name, value in reversed(polled.headers) if name == HEADER), None)
+def _delivery(
+    partition: Partition,
+    offset: int,
+    message: Any,
+    headers: Sequence[tuple[str, bytes | None]],
+    key: Any,
+    value: Any,
+    timestamp: int,
+) -> Delivery:
+    place = partition, offset
+    message_id = next((text_of(each) for name, each in reversed(headers) if name == HEADER), None)
     if message_id is not None:
-        return Delivery(polled.message, message_id, polled.value if isinstance(polled.value, bytes) else None, polled)
-    parts = [part if isinstance(part, bytes) else b"" for part in (polled.key, polled.value)]
-    payload = encode(b"%d" % polled.timestamp, *parts)
-    place = BrokerId(f"{polled.partition[0]}/{polled.partition[1]}/{polled.offset}")
-    return Delivery(polled.message, place, payload, polled)
+        return Delivery(message, message_id, value if isinstance(value, bytes) else None, place)
+    parts = [part if isinstance(part, bytes) else b"" for part in (key, value)]
+    payload = encode(b"%d" % timestamp, *parts)
+    return Delivery(message, BrokerId(f"{partition[0]}/{partition[1]}/{offset}"), payload, place)
 
 
-def _client(consumer: Any) -> Client:
+def _client(consumer: Any) -> _Client:
     """Return the client of this consumer. Raises `ConfigurationError` if it commits by itself."""
     if isinstance(getattr(consumer, "config", None), dict):
         if consumer.config.get("enable_auto_commit"):
@@ -266,7 +235,7 @@ class _Confluent:
         gone = partial(call, lost)
         self._consumer.subscribe(topics, on_assign=partial(call, assigned), on_revoke=gone, on_lost=gone)
 
-    def poll(self, seconds: float) -> list[Polled]:
+    def poll(self, seconds: float) -> list[Delivery]:
         message = self._consumer.poll(seconds)
         if message is None:
             return []
@@ -281,16 +250,18 @@ class _Confluent:
         partition = message.topic(), message.partition()
         headers = message.headers() or []
         moment = message.timestamp()[1]
-        return [Polled(partition, message.offset(), message, headers, message.key(), message.value(), moment)]
+        return [_delivery(partition, message.offset(), message, headers, message.key(), message.value(), moment)]
 
     def pause(self, partition: Partition) -> None:
         self._consumer.pause([self._place(*partition)])
 
     def resume(self, partition: Partition) -> None:
-        self._tolerate(lambda: self._consumer.resume([self._place(*partition)]), partition)
+        with _tolerating(partition, self._error):
+            self._consumer.resume([self._place(*partition)])
 
     def seek(self, partition: Partition, offset: int) -> None:
-        self._tolerate(lambda: self._consumer.seek(self._place(*partition, offset)), partition)
+        with _tolerating(partition, self._error):
+            self._consumer.seek(self._place(*partition, offset))
 
     def commit(self, partition: Partition, offset: int) -> str:
         try:
@@ -304,12 +275,6 @@ class _Confluent:
 
     def leave(self) -> None:
         pass
-
-    def _tolerate(self, call: Callable[[], object], partition: Partition) -> None:
-        try:
-            call()
-        except self._error as error:
-            _refused(partition, error.args[0].name())
 
 
 class _KafkaPython:
@@ -331,8 +296,10 @@ class _KafkaPython:
         self._place = TopicPartition
         self._offset = OffsetAndMetadata
         self._error = KafkaError
+        # The latter two for a partition that is not assigned.
+        self._refusals = KafkaError, KeyError, ValueError
         self._listener: Any = ConsumerRebalanceListener
-        self._ready: dict[Partition, deque[Polled]] = {}
+        self._ready: dict[Partition, deque[Delivery]] = {}
         """The messages that a poll has not returned yet."""
         self._paused: set[Partition] = set()
 
@@ -348,12 +315,12 @@ class _KafkaPython:
 
         self._consumer.subscribe(topics=topics, listener=Listener())
 
-    def poll(self, seconds: float) -> list[Polled]:
+    def poll(self, seconds: float) -> list[Delivery]:
         waiting = any(self._ready[partition] for partition in self._ready.keys() - self._paused)
         found = self._consumer.poll(timeout_ms=0 if waiting else int(seconds * 1000), max_records=2**31)
         for place, records in found.items():
             self._ready.setdefault(tuple(place), deque()).extend(
-                Polled(tuple(place), each.offset, each, each.headers, each.key, each.value, each.timestamp)
+                _delivery(tuple(place), each.offset, each, each.headers, each.key, each.value, each.timestamp)
                 for each in records
             )
         return [self._ready[each].popleft() for each in self._ready.keys() - self._paused if self._ready[each]]
@@ -365,20 +332,22 @@ class _KafkaPython:
     def resume(self, partition: Partition) -> None:
         self._paused.discard(partition)
         if not self._ready.get(partition):
-            self._tolerate(lambda: self._consumer.resume(self._place(*partition)), partition)
+            with _tolerating(partition, *self._refusals):
+                self._consumer.resume(self._place(*partition))
 
     def seek(self, partition: Partition, offset: int) -> None:
         self._ready.pop(partition, None)
-        self._tolerate(lambda: self._consumer.seek(self._place(*partition), offset), partition)
+        with _tolerating(partition, *self._refusals):
+            self._consumer.seek(self._place(*partition), offset)
 
     def lost(self, partition: Partition) -> None:
         self._ready.pop(partition, None)
         self._paused.discard(partition)
 
     def leave(self) -> None:
-        for partition, ready in list(self._ready.items()):
+        for ready in list(self._ready.values()):
             if ready:
-                self.seek(partition, ready[0].offset)
+                self.seek(*ready[0].place)
 
     def commit(self, partition: Partition, offset: int) -> str:
         try:
@@ -387,16 +356,19 @@ class _KafkaPython:
             return type(error).__name__
         return ""
 
-    def _tolerate(self, call: Callable[[], object], partition: Partition) -> None:
-        try:
-            call()
-        except (self._error, KeyError, ValueError) as error:  # the latter two for a partition that is not assigned
-            _refused(partition, type(error).__name__)
+
+_Client: TypeAlias = _Confluent | _KafkaPython
+"""All methods of a client run in the thread that polls. `commit` returns the name of the error that refused it, or nothing."""
 
 
-def _refused(partition: Partition, error: str) -> None:
+@contextmanager
+def _tolerating(partition: Partition, *errors: type[Exception]) -> Iterator[None]:
     """Log that this consumer may not do that with its partition. Its owner gets the message again, and the inbox replays."""
-    _log.warning("%s [%d]: %s. If this partition was lost, its new owner gets the message again", *partition, error)
+    try:
+        yield
+    except errors as error:
+        name = error.args[0].name() if error.args and hasattr(error.args[0], "name") else type(error).__name__
+        _log.warning("%s [%d]: %s. If this partition was lost, its new owner gets the message again", *partition, name)
 
 
 def _commits_by_itself(consumer: Any) -> bool | None:

@@ -22,7 +22,6 @@ from flask_idempotency.consumers.deliveries import (
     RETRIES,
     Deliveries,
     Delivery,
-    Done,
     Handler,
     HeldMessages,
     SetAside,
@@ -108,62 +107,44 @@ def consume(
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
     if dead is None and dead_letters is None:
         dead_letters = _sees_dead_letters(inbox, queue, nullcontext(channel.connection))
+    connection = channel.connection
     channel.basic_qos(prefetch_count=prefetch)
-    stopped = None if dead_letters else partial(_stopped, inbox, queue)
-    _Consumer(channel, deliveries, stop, threads, stopped).run(queue)
 
+    # All of these run in the thread of the connection.
+    def received(_: Any, method: Any, properties: Any, body: bytes) -> None:
+        message = Message(body, properties, method)
+        message_id = text_of(properties.message_id) or text_of(message.headers.get(HEADER))
+        held.hold(Delivery(message, message_id, body, method.delivery_tag))
+        settle()
 
-class _Consumer:
-    """One call of `consume`. Its methods run in the thread of the connection."""
+    def settle() -> None:
+        for delivery, aside in held.settled():
+            if aside is None:
+                channel.basic_ack(delivery.place)
+            elif dead_letters:
+                channel.basic_reject(delivery.place, requeue=False)
+            else:
+                held.fail(delivery, _stopped(inbox, queue, aside))
 
-    def __init__(
-        self,
-        channel: Any,
-        deliveries: Deliveries,
-        stop: Event | None,
-        threads: int,
-        stopped: Callable[[str], MessageStopped] | None,
-    ) -> None:
-        """`stopped` makes the error of a message that the broker would destroy. None: the queue has a dead-letter exchange."""
-        self._stopped = stopped
-        self._channel = channel
-        self._connection = channel.connection
-        wake = partial(self._connection.add_callback_threadsafe, self._settle)
-        self._held = HeldMessages(deliveries, stop, threads=threads, wake=wake)
-
-    def run(self, queue: str) -> None:
-        with self._held as held:
-            self._look(self._channel.basic_consume(queue, self._received))
-            self._channel.start_consuming()
-            # Cancelled: handlers that run may end, and are acknowledged.
-            while held.running:
-                self._connection.process_data_events(time_limit=LOOK_SECONDS)
-            for delivery in held:
-                self._channel.basic_nack(delivery.place, requeue=True)
-
-    def _look(self, tag: str) -> None:
-        self._settle()
-        if self._held.ending:
-            self._channel.basic_cancel(tag)
-        elif tag in self._channel.consumer_tags:
-            self._connection.call_later(self._held.pause(LOOK_SECONDS), partial(self._look, tag))
+    def look() -> None:
+        settle()
+        if held.ending:
+            channel.basic_cancel(tag)
+        elif tag in channel.consumer_tags:
+            connection.call_later(held.pause(LOOK_SECONDS), look)
         else:
             _log.warning("the broker or another thread has cancelled a consumer, so it ends")
 
-    def _received(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        message = Message(body, properties, method)
-        message_id = text_of(properties.message_id) or text_of(message.headers.get(HEADER))
-        self._held.hold(Delivery(message, message_id, body, method.delivery_tag))
-        self._settle()
-
-    def _settle(self) -> None:
-        for delivery, step in self._held.settled():
-            if isinstance(step, Done):
-                self._channel.basic_ack(delivery.place)
-            elif self._stopped is not None:
-                self._held.fail(delivery, self._stopped(step.reason))
-            else:
-                self._channel.basic_reject(delivery.place, requeue=False)
+    wake = partial(connection.add_callback_threadsafe, settle)
+    with HeldMessages(deliveries, stop, threads=threads, wake=wake) as held:
+        tag = channel.basic_consume(queue, received)
+        look()
+        channel.start_consuming()
+        # Cancelled: handlers that run may end, and are acknowledged.
+        while held.running:
+            connection.process_data_events(time_limit=LOOK_SECONDS)
+        for delivery in held:
+            channel.basic_nack(delivery.place, requeue=True)
 
 
 def on_message(
@@ -204,13 +185,13 @@ def on_message(
         with HeldMessages(deliveries) as held:
             held.hold(delivery)
             while not held.ending:
-                for _, step in held.settled(interval):
-                    if isinstance(step, Done):
+                for _, aside in held.settled(interval):
+                    if aside is None:
                         message.ack()
                     elif seen[queue]:
                         message.reject(requeue=False)
                     else:
-                        raise _stopped(inbox, queue, step.reason)
+                        raise _stopped(inbox, queue, aside)
                     return
                 beat()
 

@@ -17,7 +17,6 @@ from flask_idempotency.consumers.deliveries import (
     RETRIES,
     Deliveries,
     Delivery,
-    Done,
     Handler,
     HeldMessages,
     SetAside,
@@ -87,9 +86,9 @@ def receive(
             for delivery in prolonged:
                 held.hold(delivery)
             while prolonged and (held.running or not held.ending):
-                for delivery, step in held.settled(LOOK_SECONDS):
+                for delivery, aside in held.settled(LOOK_SECONDS):
                     del prolonged[delivery]
-                    if isinstance(step, Done):
+                    if aside is None:
                         client.delete_message(QueueUrl=queue_url, ReceiptHandle=delivery.place)
                 now = time.monotonic()
                 for delivery, last in prolonged.items():
@@ -144,7 +143,7 @@ def batch(
         message_id = text_of(attribute.get("stringValue")) or BrokerId(record["messageId"])
         if group is None or group not in stopped:
             step = deliveries.attempt(Delivery(record, message_id, _bytes(record["body"])))
-            if isinstance(step, Done):
+            if step is None:
                 continue
         stopped.add(group)
         failures.append({"itemIdentifier": record["messageId"]})

@@ -343,7 +343,7 @@ class Changing:
     def poll(self, seconds: float) -> list[Any]:
         self.polls += 1
         if self.polls == 1:
-            return [kafka.Polled(("t", 0), 4, None, [("message-id", b"m-0")], None, b"5", 0)]
+            return [kafka._delivery(("t", 0), 4, None, [("message-id", b"m-0")], None, b"5", 0)]
         if len(self.commits) == 2:
             self._lost([("t", 0)])
             self.stop.set()
