@@ -156,7 +156,7 @@ class _Body:
         self._policy = dict(policy)
         # Faults are raised where the decorator stands.
         self._declared = self._inbox_with(policy)
-        self._inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
+        self.inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
 
     def _inbox_with(self, policy: Mapping[str, Any], owner: str = "") -> Inbox:
         return Inbox(
@@ -172,13 +172,13 @@ class _Body:
 
     def inbox(self, task: AnyTask) -> Inbox:
         """Return the inbox of this task. Its `max_runtime` is the task's hard time limit, unless you set one."""
-        if task not in self._inboxes:
+        if task not in self.inboxes:
             policy, limit = dict(self._policy), _time_limit(task)
             if "max_runtime" not in policy and limit is not None:
                 policy["max_runtime"] = max(limit, self._declared.policy.lease) if "lease" in policy else limit
             # Without a name of its own, a function that two tasks have would give them one scope.
-            self._inboxes[task] = self._inbox_with(policy, "" if self._is_named else task.name)
-        return self._inboxes[task]
+            self.inboxes[task] = self._inbox_with(policy, "" if self._is_named else task.name)
+        return self.inboxes[task]
 
     def check_call(self) -> None:
         """Raise `ConfigurationError` if no code would commit the rows of a call as a function: outside transactional work."""
@@ -187,10 +187,6 @@ class _Body:
                 f"{self.name} was called as a function, and its effects are transactional: its rows would be committed by no "
                 "code. Send it (.delay, or .apply to run it here), or call an undecorated function and commit yourself."
             )
-
-    def forget(self) -> None:
-        """Start with new inboxes, because another application serves: they hold what its store has not taken."""
-        self._inboxes.clear()
 
     def run(self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Process the message that this task has been called for. Return its value, as an earlier run may have stored it."""
@@ -207,7 +203,9 @@ class _Body:
 
         with interrupts.held_off():
             # The body may change its arguments, and the message may have to be sent again after that.
-            sent = _copy((request.args, request.kwargs))
+            sent = request.args, request.kwargs
+            with suppress(Exception):  # an argument that came pickled may be anything
+                sent = deepcopy(sent)
             try:
                 with _application_context(task):
                     message_id, payload, tenant = self._arguments.identify(task, args, kwargs)
@@ -367,13 +365,6 @@ def _lock_held(task: AnyTask, later: Later) -> str:
     )
 
 
-def _copy(arguments: tuple[Any, Any]) -> tuple[Any, Any]:
-    try:
-        return deepcopy(arguments)
-    except Exception:  # noqa: BLE001 - an argument that came pickled may be anything
-        return arguments
-
-
 # Workers.
 
 
@@ -405,7 +396,8 @@ def serve(celery_app: Celery, flask_app: Flask) -> None:
         )
     served[:] = [found]
     for _, body in found.tasks() if vars(celery_app)["finalized"] else ():
-        body.forget()
+        # They hold what the store of the former application has not taken.
+        body.inboxes.clear()
     found.register()
     signals.worker_init.connect(_check_worker, weak=False, dispatch_uid=_SERVED)
     for ending in (signals.worker_process_shutdown, signals.worker_shutdown):

@@ -64,8 +64,20 @@ class Arguments:
         self._parameters = inspect.signature(function).parameters
         self._bind = inspect.signature(function).bind
         self._chosen = {keyword: argument for keyword, argument in chosen.items() if argument is not None}
+        parameters = list(self._parameters.values())
         for keyword, argument in self._chosen.items():
-            self._check(keyword, argument)
+            if callable(argument):
+                if not _takes_arguments(argument, parameters):
+                    # Each message would fail, and its retry too.
+                    raise ConfigurationError(
+                        f"{where}: {keyword} is called with the arguments of the message, and takes none of the ways to pass "
+                        f"{', '.join(self._parameters) or 'no argument'}. Let it take them, or some of them and **others."
+                    )
+            elif argument not in self._parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters):
+                raise ConfigurationError(
+                    f"{where}: {keyword}={argument!r} is no argument of the function. Its arguments are "
+                    f"{', '.join(self._parameters)}."
+                )
 
     def identify(
         self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -84,27 +96,20 @@ class Arguments:
                 del named[first.name]
             args = args[1:]
         values = {keyword: self._read(each, named, args, kwargs) for keyword, each in self._chosen.items()}
-        message_id = self._key(values["key"]) if "key" in values else message_id_of(task.request)
+        if "key" not in values:
+            message_id = message_id_of(task.request)
+        elif values["key"] in (None, ""):
+            raise MissingMessageId(
+                f"{self._where}: this message has no key, so no repetition of it would be recognised. Send one, or leave out "
+                "key= and go by the task id."
+            )
+        else:
+            message_id = self._text(values["key"], "key")
         tenant = values.get("tenant")
         payload = None
         if values.keys() & {"key", "fingerprint"}:
             payload = self._canonical(values.get("fingerprint", named))
         return message_id, payload, None if tenant is None else self._text(tenant, "tenant")
-
-    def _check(self, keyword: str, argument: Argument) -> None:
-        parameters = self._parameters.values()
-        if callable(argument):
-            if not _takes_arguments(argument, list(parameters)):
-                # Each message would fail, and its retry too.
-                raise ConfigurationError(
-                    f"{self._where}: {keyword} is called with the arguments of the message, and takes none of the ways to pass "
-                    f"{', '.join(self._parameters) or 'no argument'}. Let it take them, or some of them and **others."
-                )
-        elif argument not in self._parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters):
-            raise ConfigurationError(
-                f"{self._where}: {keyword}={argument!r} is no argument of the function. Its arguments are "
-                f"{', '.join(self._parameters)}."
-            )
 
     def _read(self, argument: Argument, named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if callable(argument):
@@ -115,14 +120,6 @@ class Arguments:
         if parameter is None:
             return kwargs.get(argument)
         return None if parameter.default is parameter.empty else parameter.default
-
-    def _key(self, key: object) -> str:
-        if key is None or key == "":
-            raise MissingMessageId(
-                f"{self._where}: this message has no key, so no repetition of it would be recognised. Send one, or leave out "
-                "key= and go by the task id."
-            )
-        return self._text(key, "key")
 
     def _text(self, value: object, what: str) -> str:
         """Return this as text. Raise `TypeError` for what may be another text in each process."""

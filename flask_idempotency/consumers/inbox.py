@@ -148,8 +148,7 @@ class Inbox:
     def check(self) -> None:
         """Raise `ConfigurationError` if the policy cannot hold in the application, or if its name has another policy there."""
         services = self._services()
-        if services.engine is not None:
-            self.policy.check(joint=services.engine.transactions is not None, journals=services.journals)
+        services.check(self.policy)
         services.operations.add(self.catalogued)
 
     def process(
@@ -171,13 +170,13 @@ class Inbox:
         """
         _check_arguments(message_id, work, payload, tenant, born)
         services = self._services()
-        engine = services.engine
         state = Running()
         state.policy, state.operation, state.client_key, state.tenant = self.policy, self.operation, message_id, tenant
-        if not services.enabled or engine is None:
+        if not services.settings.enabled or services.built is None:
             return self._run_unprotected(services, state, work)
+        engine = services.built.engine
         if self.policy.effects == "steps":
-            self.policy.check(joint=engine.transactions is not None, journals=services.journals)
+            services.check(self.policy)
         services.operations.add(self.catalogued)
         requests = self._claim_requests(services, message_id, payload, tenant, born)
         if self._unstored and self._is_unstored(requests[0].key.rid):
@@ -210,7 +209,10 @@ class Inbox:
                 raise
             else:
                 with self._shield():
-                    verdict = self._failed(engine, services, state, state.claim, error, begun=begun)
+                    if not begun:
+                        state.claim.release_unstarted()
+                        raise
+                    verdict = self._failed(engine, services, state, state.claim, error)
             if verdict is None:
                 raise
             return verdict
@@ -218,7 +220,8 @@ class Inbox:
     def _claim_requests(
         self, services: ConsumerServices, message_id: str, payload: bytes | None, tenant: str | None, born: float | None
     ) -> list[ClaimRequest]:
-        scope = Scope(services.namespace, tenant, None, self.operation)
+        settings = services.settings
+        scope = Scope(settings.namespace, tenant, None, self.operation)
         # Without a payload, equal ids are equal messages. No digest of a payload begins with this letter.
         body = b"N" if payload is None else raw_digest((payload,))
         path = self.operation.encode("utf-8", "surrogatepass")
@@ -234,13 +237,14 @@ class Inbox:
             policy=self.policy,
             method=MESSAGE,
             operation=self.operation,
-            hashed=services.hash_identities,
+            hashed=settings.hash_identities,
             timestamp=key_timestamp(message_id) if born is None else born,
             in_quota=False,
         )
-        if services.former_namespace in (None, services.namespace):
+        former = settings.former_identity
+        if former is None or former.namespace in (None, settings.namespace):
             return requests
-        before = replace(scope, namespace=services.former_namespace)
+        before = replace(scope, namespace=former.namespace)
         return requests + [
             # The token says whose claim it is: this application's, under whatever name it was made.
             replace(each, key=replace(identity.storage_key(before, message_key(message_id)), mark=each.key.mark))
@@ -281,19 +285,9 @@ class Inbox:
                 return Dead("outcome-unknown")
 
     def _failed(
-        self,
-        engine: Engine,
-        services: ConsumerServices,
-        state: Running,
-        claim: Claim,
-        error: BaseException,
-        *,
-        begun: bool,
+        self, engine: Engine, services: ConsumerServices, state: Running, claim: Claim, error: BaseException
     ) -> Verdict | None:
         """End the claim of work that raised. Return the verdict that replaces the error, or None to raise it again."""
-        if not begun:
-            claim.release_unstarted()
-            return None
         if isinstance(error, self._unfinished):
             decision, reason = Decision.RELEASE, "unfinished"
         elif state.is_refusal(error):
@@ -446,7 +440,7 @@ class Inbox:
 
     def _run_unprotected(self, services: ConsumerServices, state: Running, work: Callable[[], Any]) -> Verdict:
         """Do the work without a claim: the extension is switched off. Rows of transactional work are ours to commit."""
-        transactions = None if services.engine is None else services.engine.transactions
+        transactions = None if services.built is None else services.built.engine.transactions
         if transactions is None and self.policy.effects == "transactional":
             # The work does not commit, and neither could we: its rows would be lost without a word.
             self.policy.check(joint=False)

@@ -54,13 +54,6 @@ class _Interrupts:
     def __init__(self) -> None:
         self.waiting: list[_Held] = []
 
-    def wrap(self) -> None:
-        """Put our handler before every Python handler of these signals. Others set theirs late, so look each time."""
-        for number in _HELD:
-            handler = signal.getsignal(number)
-            if callable(handler) and not isinstance(handler, _Held | signal.Handlers):
-                signal.signal(number, _Held(number, handler))
-
     def deliver(self) -> None:
         """Run the handlers of the signals that came, the oldest first. One that raises leaves the later ones waiting."""
         while self.waiting:
@@ -79,7 +72,11 @@ def held_off() -> Iterator[None]:
         return
     before = _interrupts.held
     try:
-        _interrupts.wrap()
+        # Put ours before every Python handler of these signals. Others set theirs late, so look each time.
+        for number in _HELD:
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, _Held | signal.Handlers):
+                signal.signal(number, _Held(number, handler))
         _interrupts.held = True
         yield
     finally:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from flask_idempotency.activity import activity_of
 from flask_idempotency.assembly import Services, build, identities, log_faults
-from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity
@@ -20,6 +19,7 @@ from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_settings
+from flask_idempotency.settings.consumers import ConsumerPolicy
 
 OF_APPLICATION: Final = "flask-sqlalchemy://"
 NAMESPACE: Final = "flask_idempotency"
@@ -32,38 +32,20 @@ _log = logging.getLogger("flask_idempotency")
 class ConsumerServices:
     """What the inboxes and tasks of one application work with."""
 
-    engine: Engine | None
+    settings: Settings
+    built: Services | None
     """None: the extension is switched off, and has no store."""
     identities: tuple[Identity, ...]
     """The newest secret first."""
-    namespace: str
-    hash_identities: bool
     operations: Operations
     observers: Observers
-    enabled: bool = True
-    former_namespace: str | None = None
-    """That of IDEMPOTENCY_FORMER_IDENTITY: messages are claimed under both names."""
-    journals: bool = False
-    """Whether the store remembers the steps of a message."""
     outages: OutageLog = field(default_factory=lambda: OutageLog(said="is kept for later"))
 
-    @classmethod
-    def of(
-        cls, settings: Settings, built: Services | None, operations: Operations, observers: Observers
-    ) -> ConsumerServices:
-        """Return those of an application with these settings. `built` is None if it is switched off, and has no store."""
-        former = settings.former_identity
-        return cls(
-            None if built is None else built.engine,
-            identities(settings),
-            settings.namespace,
-            settings.hash_identities,
-            operations,
-            observers,
-            settings.enabled,
-            None if former is None else former.namespace,
-            journals=built is not None and built.journals is not None,
-        )
+    def check(self, policy: ConsumerPolicy) -> None:
+        """Raise `ConfigurationError` if this policy cannot hold in the application."""
+        if self.built is not None:
+            joint = self.built.engine.transactions is not None
+            policy.check(joint=joint, journals=self.built.journals is not None)
 
     def strict(self) -> bool:
         """Return whether a step result that cannot be kept raises: in debug mode and in tests of a Flask application."""
@@ -117,9 +99,8 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
     activity_of(settings, built, observers)
     if built.schema is not None and database is None:
         log_faults(built.schema)
-    services = ConsumerServices.of(settings, built, Operations(), observers)
     needed = settings.enabled or built.engine.transactions is not None
-    return services if needed else replace(services, engine=None)
+    return ConsumerServices(settings, built if needed else None, identities(settings), Operations(), observers)
 
 
 class _SessionDatabase:

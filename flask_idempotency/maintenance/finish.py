@@ -24,6 +24,14 @@ host has finished, counts as no try and puts off the end of the record: a janito
 GAVE_UP: Final = "finish-gave-up"
 """What `show` and the audit trail call a request whose tries are used up."""
 
+_LOOKS_AGAIN_SECONDS: Final = {
+    "overtaken": PAUSES_SECONDS[-1],
+    "unreadable": PAUSES_SECONDS[-1],
+    "failed": PAUSES_SECONDS[2],
+}
+"""When to look again at a record whose token is still the same. The first two would end as before; the last failed before its
+try could be recorded, so no pause of a try follows."""
+
 Tried: TypeAlias = Literal["completed", "failed", "gave_up", "quarantined", "overtaken", "unreadable", "waiting"]
 """How a try ended: a count in `FinishReport`."""
 
@@ -112,12 +120,8 @@ def finish(
             if (seconds := within(found)) is not None:
                 outcome = one(found, seconds)
                 counts[outcome] += 1
-                if outcome in ("overtaken", "unreadable"):
-                    # If its token is the same, the record has not changed: a further look finds the same.
-                    seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[-1]
-                elif outcome == "failed":
-                    # The same token: it failed before its try could be recorded, so no pause of a try follows.
-                    seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[2]
+                if outcome in _LOOKS_AGAIN_SECONDS:
+                    seen[found.key.rid] = found.record.token, horizon + _LOOKS_AGAIN_SECONDS[outcome]
                 touched = outcome != "waiting"
         return BatchResult(int(touched), more=bool(left) or cursor is not None)
 

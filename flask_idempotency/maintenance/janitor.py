@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import Expiry, Ledger
@@ -209,17 +210,17 @@ class ExpireReport(RunReport):
     """Journals of steps whose record is gone, is completed, or is in another life."""
 
 
-def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals | None = None) -> ExpireReport:
-    """Remove the records that expired by this horizon (seconds since the epoch, store's clock).
+def expire(*expiries: Expiry, horizon: float, drain: Batcher, journals: Journals | None = None) -> ExpireReport:
+    """Remove the records and messages that expired by this horizon (seconds since the epoch, store's clock), in this order.
 
-    Leave records that expire during the run to the next one, so that this run ends. Never touch a PROCESSING or QUARANTINED
+    Leave those that expire during the run to the next one, so that this run ends. Never touch a PROCESSING or QUARANTINED
     record. Then remove the journals of steps that no record needs. Raises `StoreUnavailable` if the store does not answer;
     what was removed until then is gone.
     """
 
     counts: Counter[str] = Counter()
 
-    def sweep(limit: int) -> BatchResult:
+    def sweep(expiry: Expiry, limit: int) -> BatchResult:
         removed = expiry.sweep(horizon=horizon, limit=limit)
         counts["removed"] += removed
         # Go on after a batch that is not full: another janitor may have had the rest of it.
@@ -229,7 +230,8 @@ def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals
         counts["journals"] += page.removed
         return page.removed
 
-    ended = drain.run(sweep, *([] if journals is None else [pages(journals.sweep, swept)]))
+    steps = [partial(sweep, expiry) for expiry in expiries]
+    ended = drain.run(*steps, *([] if journals is None else [pages(journals.sweep, swept)]))
     return ExpireReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
 
 

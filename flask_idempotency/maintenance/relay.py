@@ -21,14 +21,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from flask_idempotency.engine.capabilities import Expiry
 from flask_idempotency.engine.errors import ConfigurationError, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event, MessageDead, MessagesRelayed
 from flask_idempotency.engine.outbox import Adapter, Message, OutboxQueue, StoredMessage, Topics, Undeliverable
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult, ExpireReport, RunReport
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport
 
 HOLD_SECONDS: Final = 30.0
 """How long a relay holds the messages that it sends."""
@@ -99,13 +98,14 @@ class Route:
     parallel: int = 1
     """The most calls at the same time."""
     receiver_of: Callable[[Message], object] | None = None
+    place: object = None
+    """The line that registered it."""
 
 
 @dataclass(eq=False, slots=True)
 class Call:
     """A call of an adapter, which runs in a thread."""
 
-    route: Route
     batch: Pass
     chosen: Sequence[StoredMessage]
     messages: Sequence[Message]
@@ -120,7 +120,7 @@ class Call:
         found: Sequence[Exception | None]
         try:
             with self.context():
-                found = list(self.route.adapter.send(list(self.messages)))
+                found = list(self.batch.route.adapter.send(list(self.messages)))
             if len(found) != len(self.messages) or not all(
                 each is None or isinstance(each, Exception) for each in found
             ):
@@ -132,20 +132,11 @@ class Call:
         self.results = found
 
 
-class Calls(Protocol):
-    """Runs calls of adapters beside the relay. Tests run them by a clock of their own."""
-
-    def start(self, call: Call) -> None:
-        """Begin this call."""
-        ...
-
-    def finished(self, seconds: float) -> Call | None:
-        """Return a call that has ended, or None if none ends within these seconds."""
-        ...
-
-
 class Threads:
-    """Runs each call in a thread of its own. A thread that hangs does not keep the process from its end."""
+    """Runs each call in a thread of its own. A thread that hangs does not keep the process from its end.
+
+    Tests run calls by a clock of their own.
+    """
 
     def __init__(self) -> None:
         self._done: SimpleQueue[Call] = SimpleQueue()
@@ -236,7 +227,7 @@ class Relay:
         observers: Callable[[Event], None],
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
-        calls: Calls | None = None,
+        calls: Threads | None = None,
     ) -> None:
         self._failed: dict[int, tuple[bool, str, str]] | None = None
         """In a run of `once`: the messages that were not sent, whether they are dead, the pattern of their route, the error."""
@@ -366,7 +357,7 @@ class Relay:
         Calls that hang are left out of the count after a second, up to as many again. Receivers that are not known as quick
         share three quarters of the calls, and slow ones a quarter.
         """
-        calls = [each for each in self._under_way if each.route.adapter is route.adapter]
+        calls = [each for each in self._under_way if each.batch.route.adapter is route.adapter]
         if route.receiver_of is None:
             return len(calls) < route.parallel
         young = [each for each in calls if now - each.began < SLOW_SECONDS]
@@ -476,7 +467,7 @@ class Relay:
     ) -> None:
         chosen, messages = [stored for stored, _ in batch], [message for _, message in batch]
         receiver = None if one.route.receiver_of is None else receiver
-        call = Call(one.route, one, chosen, messages, receiver, now, self._context)
+        call = Call(one, chosen, messages, receiver, now, self._context)
         one.lanes |= {lane_of(each): now for each in chosen}
         if receiver is not None:
             receiver.calls.append(now)
@@ -491,8 +482,7 @@ class Relay:
             return
         self._under_way.remove(call)
         if call.receiver is not None:
-            most = max(1, call.route.parallel // SHARE)
-            call.receiver.ended(call.began, self._monotonic(), most)
+            call.receiver.ended(call.began, self._monotonic(), max(1, call.batch.route.parallel // SHARE))
         for each in call.chosen:
             call.batch.lanes.pop(lane_of(each), None)
         self._end(call.batch, call.chosen, call.results, counts)
@@ -633,15 +623,4 @@ def run(
     return total
 
 
-class ExpiresBoth:
-    """Implements `Expiry`: records first, then messages that were kept after they were sent."""
-
-    def __init__(self, records: Expiry | None, messages: Expiry) -> None:
-        self._every = [each for each in (records, messages) if each is not None]
-
-    def sweep(self, *, horizon: float, limit: int) -> int:
-        """Remove up to `limit` of each that expired by this horizon, and return how many."""
-        return sum(each.sweep(horizon=horizon, limit=limit) for each in self._every)
-
-
-__all__ = ["ExpireReport", "ExpiresBoth", "Relay", "RelayReport", "Route", "SendFailed", "Stop", "relay", "run"]
+__all__ = ["Relay", "RelayReport", "Route", "SendFailed", "Stop", "relay", "run"]

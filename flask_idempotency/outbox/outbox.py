@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from flask import current_app, has_app_context
 
@@ -146,13 +146,6 @@ class OutboxServices:
         return done
 
 
-class _Routed(NamedTuple):
-    route: Route
-    check: Callable[[Message], object] | None
-    place: tuple[object, int]
-    """The line that registered it."""
-
-
 class Outbox:
     """Messages that are sent if, and only if, the transaction that published them commits.
 
@@ -163,7 +156,7 @@ class Outbox:
     def __init__(self, *, keep: float) -> None:
         self.keep = keep
         """Seconds for which a confirmed message stays in the table. 0: it is deleted immediately."""
-        self._routes: dict[str, _Routed] = {}
+        self._routes: dict[str, Route] = {}
         self._registrations = Registrations()
 
     def set_up(self) -> Kept:
@@ -188,8 +181,8 @@ class Outbox:
                 "method send(messages), as flask_idempotency.outbox.Tasks has."
             )
         former, first = self._routes.get(pattern), self._registrations.note(pattern)
-        if former is not None and former.route.adapter is not adapter:
-            if not first or former.place != place or not is_same(type(former.route.adapter), type(adapter)):
+        if former is not None and former.adapter is not adapter:
+            if not first or former.place != place or not is_same(type(former.adapter), type(adapter)):
                 raise ConfigurationError(
                     f"outbox.route({pattern!r}): this pattern has a route already. Remove one of the two."
                 )
@@ -197,34 +190,29 @@ class Outbox:
         batch = max(1, min(int(getattr(adapter, "batch", BATCH)), BATCH))
         parallel = max(1, int(getattr(adapter, "parallel", 1)))
         receiver_of = getattr(adapter, "receiver_of", None)
-        route = Route(pattern, adapter, batch=batch, parallel=parallel, receiver_of=receiver_of)
-        self._routes[pattern] = _Routed(route, getattr(adapter, "check", None), place)
+        self._routes[pattern] = Route(pattern, adapter, batch, parallel, receiver_of, place)
 
     def routes(self, kept: Kept | None = None) -> list[tuple[Route, Topics]]:
         """Return each route, and the topics that it takes. `kept` is what one application keeps."""
         routes = self._of(kept)
         exact = tuple(pattern for pattern in routes if TOPIC.fullmatch(pattern))
         found, before = [], exact
-        for pattern, routed in routes.items():
-            found.append((routed.route, Topics(pattern, () if pattern in exact else before)))
+        for pattern, route in routes.items():
+            found.append((route, Topics(pattern, () if pattern in exact else before)))
             before = (*before, pattern)
         return found
 
     def route_of(self, topic: str, kept: Kept | None = None) -> Route | None:
         """Return the route that takes this topic, or None."""
-        found = self._find(topic, kept)
-        return None if found is None else found.route
-
-    def _of(self, kept: Kept | None) -> dict[str, _Routed]:
-        if kept is None or not kept.values:
-            return self._routes
-        return {pattern: kept.values.get(pattern, routed) for pattern, routed in self._routes.items()}
-
-    def _find(self, topic: str, kept: Kept | None) -> _Routed | None:
         routes = self._of(kept)
         return routes.get(topic) or next(
             (found for pattern, found in routes.items() if fnmatchcase(topic, pattern)), None
         )
+
+    def _of(self, kept: Kept | None) -> dict[str, Route]:
+        if kept is None or not kept.values:
+            return self._routes
+        return {pattern: kept.values.get(pattern, route) for pattern, route in self._routes.items()}
 
     def publish(
         self,
@@ -251,8 +239,8 @@ class Outbox:
         context.
         """
         services = self._services()
-        routed = self._find(_checked("topic", topic, TOPIC), services.kept)
-        if routed is None:
+        route = services.route_of(_checked("topic", topic, TOPIC))
+        if route is None:
             raise ConfigurationError(
                 f"outbox.publish(): no route takes the topic {topic!r}. Call outbox.route({topic!r}, …) when you set up the "
                 "application."
@@ -272,8 +260,8 @@ class Outbox:
             tenant=_name("tenant", tenant),
         )
         seconds = _seconds(delay)
-        if routed.check is not None:
-            routed.check(message)
+        if (check := getattr(route.adapter, "check", None)) is not None:
+            check(message)
         tenant_id, sealed, sealed_by = None, message.body, None
         connection = services.table.connection_of(services.session(), services.engine())
         if services.encrypts:

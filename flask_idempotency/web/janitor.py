@@ -37,7 +37,7 @@ from flask_idempotency.maintenance.janitor import (
     reconcile,
 )
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, ReapReport, ResolverContext, reap
-from flask_idempotency.maintenance.relay import ExpiresBoth, relay
+from flask_idempotency.maintenance.relay import relay
 from flask_idempotency.maintenance.rotate import RotateReport, rotate
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks
@@ -210,11 +210,11 @@ def work_of(
 
             work["finish"] = finishing
     outbox: OutboxServices | None = app.extensions.get("idempotency_outbox")
-    expiry = built.expiry
+    expiries = [] if built.expiry is None else [built.expiry]
     if outbox is not None and outbox.outbox.keep:
-        expiry = ExpiresBoth(expiry, outbox.table)
-    if expiry is not None:
-        work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain, journals=built.journals)
+        expiries.append(outbox.table)
+    if expiries:
+        work["expire"] = lambda horizon, drain: expire(*expiries, horizon=horizon, drain=drain, journals=built.journals)
     responses, data_keys, ring = built.responses, built.data_keys, settings.key_ring
     if settings.encryption != "off" and responses is not None and data_keys is not None and ring is not None:
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from flask_idempotency.engine.outbox import Message
-from flask_idempotency.maintenance.relay import PASS_SECONDS, SHARE, Call, Relay, SendFailed, run
+from flask_idempotency.maintenance.relay import PASS_SECONDS, SHARE, Call, Relay, SendFailed, Threads, run
 from tests.outbox.conftest import OpenShop, Sent, Shop
 
 POLL = 0.5
@@ -33,7 +33,7 @@ class Hosts(Sent):
 
 
 @dataclass
-class Simulated:
+class Simulated(Threads):
     """Runs calls by the test's clock: the next one that ends moves it."""
 
     shop: Shop
