@@ -96,8 +96,7 @@ class AppState:
         """What the inboxes and tasks of this application work with. Made for the first of them."""
         from flask_idempotency.consumers.services import ConsumerServices  # for the applications that have consumers
 
-        every = identities(self.settings)
-        return ConsumerServices(self.settings, self.built, every, self.loaders.operations, self.observers)
+        return ConsumerServices(self.settings, self.built, self.loaders.operations, self.observers)
 
     @property
     def due_tasks(self) -> Mapping[str, float]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
+from traceback import walk_tb
 from typing import Any, Final, NoReturn, Self
 from weakref import WeakValueDictionary
 
@@ -76,22 +77,17 @@ def seconds_left(late: type[Exception]) -> float | None:
     return left
 
 
-def raised_in(error: BaseException | None, *functions: str) -> bool:
-    """Return whether the error, or what caused it, passed through one of these functions."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and what caused it."""
     while error is not None:
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_name in functions:
-                return True
-            trace = trace.tb_next
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
-def _is_of_tls(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def raised_in(error: BaseException, *functions: str) -> bool:
+    """Return whether the error, or what caused it, passed through one of these functions."""
+    frames = (frame for each in _causes(error) for frame, _ in walk_tb(each.__traceback__))
+    return any(frame.f_code.co_name in functions for frame in frames)
 
 
 def may_be_answered(error: ClientError) -> bool:
@@ -214,7 +210,7 @@ class Delivery:
         self._last = None
         # A service that restarts refuses connections. Such a try brings it no load, so only the deadline bounds those. A
         # certificate that does not verify will not do so later.
-        away = not sent and not _is_of_tls(error)
+        away = not sent and not any(isinstance(each, ssl.SSLError) for each in _causes(error))
         self._attempts += not away
         wait = None
         if again and not (away and self._retries.attempts == 1):
@@ -307,7 +303,19 @@ class Delivery:
         """Settle the call by this response, or raise the error that it means."""
         match reading.verdict:
             case Verdict.RETURN:
-                self._return(reading, response)
+                if self._doubt and not reading.replayed and 400 <= reading.status < 500 and not reading.kept:
+                    self._end(
+                        OutcomeUnknown, f"The service answered {reading.status}, which settles nothing.", response
+                    )
+                self._rules.budget.refund(self._spent or 1)
+                # The caller gets this response. It settles the intent if the service keeps it.
+                if reading.kept and reading.status < 400:
+                    self._state = "done"
+                elif reading.kept and (reading.replayed or not self._doubt):
+                    self._state = "refused"
+                elif reading.status in UNDONE and not self._doubt:
+                    # Not carried out. The same key may follow a redirect, or come again with credentials.
+                    self._state = "sent"
             case Verdict.PAUSED:
                 # The caller gets what the view wrote. No status of it settles the intent.
                 pass
@@ -319,19 +327,6 @@ class Delivery:
                 self._end(Refused, f"The service refused the request with {reading.status}.", response)
             case _:
                 self._end(OutcomeUnknown, "No response settles the request.", response)
-
-    def _return(self, reading: Reading, response: Any) -> None:
-        """The caller gets this response. Settle the intent if the service keeps it."""
-        if self._doubt and not reading.replayed and 400 <= reading.status < 500 and not reading.kept:
-            self._end(OutcomeUnknown, f"The service answered {reading.status}, which settles nothing.", response)
-        self._rules.budget.refund(self._spent or 1)
-        if reading.kept and reading.status < 400:
-            self._state = "done"
-        elif reading.kept and (reading.replayed or not self._doubt):
-            self._state = "refused"
-        elif reading.status in UNDONE and not self._doubt:
-            # Not carried out. The same key may follow a redirect, or come again with credentials.
-            self._state = "sent"
 
     def _end(
         self, ending: type[ClientError], reason: str, response: Any = None, *, cause: Exception | None = None
@@ -353,15 +348,9 @@ class Delivery:
         if observer is None:
             return
         reading = self._last
-        attempt = Attempt(
-            number=self._sent,
-            status=None if reading is None else reading.status,
-            code=None if reading is None else reading.code,
-            error=error,
-            wait=wait,
-        )
+        status, code = (None, None) if reading is None else (reading.status, reading.code)
         try:
-            observer(attempt)
+            observer(Attempt(self._sent, status, code, error, wait))
         except Exception as failure:  # noqa: BLE001 - the call goes on: it may have moved money
             # Its text and its context may have the request.
             _log.error("The observer of Retries failed with %s.", type(failure).__name__)

@@ -49,17 +49,8 @@ class ClientError(Exception):
         if cause is not None and "request" in vars(cause):
             # The errors of requests hold the request, with its credentials.
             cause = RuntimeError(type(cause).__name__)
-        return _restore, (type(self), self.args, {**vars(self), "response": None}, cause)
-
-
-def _restore(
-    cls: type[ClientError], args: tuple[Any, ...], state: dict[str, Any], cause: BaseException | None
-) -> ClientError:
-    error = cls.__new__(cls)
-    error.args = args
-    vars(error).update(state)
-    error.__cause__ = cause
-    return error
+        # Not by `__init__`, which would write the advice a second time.
+        return type(self).__new__, (type(self), *self.args), {**vars(self), "response": None, "__cause__": cause}
 
 
 class NotCarriedOut(ClientError):

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
@@ -371,13 +372,11 @@ def _waiting_flow() -> FrameType | None:
 
     httpx tells a transport nothing of the flow. If it renames these functions, doubt ends in an exception before the flow.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_globals.get("__name__") == "httpx._client":
             if frame.f_code.co_name == "_send_handling_auth":
                 return frame
             if frame.f_code.co_name == "send":
                 # The flow of this call has ended. A flow further out waits for something else.
                 return None
-        frame = frame.f_back
     return None

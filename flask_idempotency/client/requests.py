@@ -83,43 +83,33 @@ class _Raw(io.RawIOBase):
         super().close()
 
 
-class _Head:
-    """The file of a response while its head is read: it keeps the last line."""
+class _Lines(io.BufferedReader):
+    """The file of a connection. It keeps the last line."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.last = b""
+    last = b""
 
-    def readline(self, limit: int = -1) -> bytes:
-        self.last = self._file.readline(limit)
+    def readline(self, limit: int | None = -1) -> bytes:
+        self.last = super().readline(limit)
         return self.last
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 class _Response(http.client.HTTPResponse):
     """Knows whether its head came whole. `http.client` takes the end of the connection for the end of the head."""
 
-    whole_head = False
+    whole_head = True
 
     def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
         file: Any = self.fp
         if type(file) is io.BufferedReader:
-            self.fp = io.BufferedReader(_Raw(file.detach(), sock))
+            self.fp = _Lines(_Raw(file.detach(), sock))
 
     def begin(self) -> None:
-        file: Any = self.fp
-        head: Any = _Head(file)
-        self.fp = head
-        try:
-            super().begin()
-        finally:
-            # A response without content may have closed it.
-            if self.fp is head:
-                self.fp = file
-        self.whole_head = head.last in (b"\r\n", b"\n")
+        # A response without content closes it.
+        file = self.fp
+        super().begin()
+        if isinstance(file, _Lines):
+            self.whole_head = file.last in (b"\r\n", b"\n")
 
 
 def _watching(pools: Any, plain: Any) -> Any:

@@ -224,8 +224,21 @@ class _Body:
                         return self._replay(task, verdict)
                     case Later():
                         send_again(task, verdict, sent, eager=_lock_held(task, verdict))
-                    case Dead():
-                        raise _failure(self.name, verdict)
+                    case Dead("too-many-attempts"):
+                        raise TooManyAttempts(
+                            f"{self.name}: too many workers vanished at this message, so no further one runs it."
+                        )
+                    case Dead("message-reused"):
+                        raise MessageReused(
+                            f"{self.name}: this key was used before, with other arguments. Send another key, or compare fewer "
+                            "arguments: fingerprint=."
+                        )
+                    case Dead(reason):
+                        raise OutcomeUnknown(
+                            f"{self.name}: an earlier run of this message may have taken effect ({reason}). Find its key with "
+                            f"`flask idempotency list --endpoint task:{self.name}`, resolve it, and send the message again "
+                            "under its id."
+                        )
                     case _:
                         assert_never(verdict)
             except interrupts.NotStarted as signal:
@@ -257,24 +270,6 @@ def _to_json(value: Any) -> bytes:
     data = str(dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)).encode()
     loads(data)  # raises for a mapping that looks like one of its own types
     return data
-
-
-def _failure(name: str, dead: Dead) -> Exception:
-    match dead.reason:
-        case "too-many-attempts":
-            return TooManyAttempts(f"{name}: too many workers vanished at this message, so no further one runs it.")
-        case "message-reused":
-            return MessageReused(
-                f"{name}: this key was used before, with other arguments. Send another key, or compare fewer arguments: "
-                "fingerprint=."
-            )
-        case "outcome-unknown" | "record-corrupt" as reason:
-            return OutcomeUnknown(
-                f"{name}: an earlier run of this message may have taken effect ({reason}). Find its key with "
-                f"`flask idempotency list --endpoint task:{name}`, resolve it, and send the message again under its id."
-            )
-        case unexpected:
-            assert_never(unexpected)
 
 
 # The task that is being run.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -44,20 +45,20 @@ Step: TypeAlias = float | str | None
 A text: the reason why no worker may do it, and the application has no `dead` function for it."""
 
 
+@dataclass(eq=False, slots=True)
 class Delivery:
     """One message that a broker delivered, and how often its handler failed here."""
 
-    def __init__(self, message: Any, message_id: str | None, payload: bytes | None, place: Any = None) -> None:
-        """`place` is what its broker names this delivery by: a tag, a receipt, or a partition and an offset."""
-        self.message = message
-        self.message_id = message_id
-        self.payload = payload
-        self.place = place
-        self.failures = 0
-        self.waits = 0
-        """How often the `dead` function failed, or the store was not there in the middle of the work."""
-        self.dead: str | None = None
-        """The reason why no worker may do it. Then only the `dead` function is called again."""
+    message: Any
+    message_id: str | None
+    payload: bytes | None
+    place: Any = None
+    """What its broker names this delivery by: a tag, a receipt, or a partition and an offset."""
+    failures: int = 0
+    waits: int = 0
+    """How often the `dead` function failed, or the store was not there in the middle of the work."""
+    dead: str | None = None
+    """The reason why no worker may do it. Then only the `dead` function is called again."""
 
 
 class Deliveries:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.outages import OutageLog
-from flask_idempotency.engine.values import valueclass
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_settings
 from flask_idempotency.settings.consumers import ConsumerPolicy
@@ -28,18 +28,21 @@ NAMESPACE: Final = "flask_idempotency"
 _log = logging.getLogger("flask_idempotency")
 
 
-@valueclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConsumerServices:
     """What the inboxes and tasks of one application work with."""
 
     settings: Settings
     built: Services | None
     """None: the extension is switched off, and has no store."""
-    identities: tuple[Identity, ...]
-    """The newest secret first."""
     operations: Operations
     observers: Observers
     outages: OutageLog = field(default_factory=lambda: OutageLog(said="is kept for later"))
+
+    @cached_property
+    def identities(self) -> tuple[Identity, ...]:
+        """One for each secret, the newest first."""
+        return identities(self.settings)
 
     def check(self, policy: ConsumerPolicy) -> None:
         """Raise `ConfigurationError` if this policy cannot hold in the application."""
@@ -100,7 +103,7 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
     if built.schema is not None and database is None:
         log_faults(built.schema)
     needed = settings.enabled or built.engine.transactions is not None
-    return ConsumerServices(settings, built if needed else None, identities(settings), Operations(), observers)
+    return ConsumerServices(settings, built if needed else None, Operations(), observers)
 
 
 class _SessionDatabase:

@@ -82,8 +82,13 @@ def receive(
                 MessageAttributeNames=["All"],
                 AttributeNames=["All"],
             )
-            prolonged = {_delivery(each): time.monotonic() for each in found.get("Messages", ())}
-            for delivery in prolonged:
+            prolonged = {}
+            for message in found.get("Messages", ()):
+                attribute = (message.get("MessageAttributes") or {}).get(HEADER) or {}
+                message_id = text_of(attribute.get("StringValue")) or text_of(attribute.get("BinaryValue"))
+                message_id = message_id or BrokerId(message["MessageId"])
+                delivery = Delivery(message, message_id, _bytes(message["Body"]), message["ReceiptHandle"])
+                prolonged[delivery] = time.monotonic()
                 held.hold(delivery)
             while prolonged and (held.running or not held.ending):
                 for delivery, aside in held.settled(LOOK_SECONDS):
@@ -98,13 +103,6 @@ def receive(
             # After a fault, a supervisor starts this again: each receipt at once would count towards the dead-letter queue.
             for delivery in () if held.failed else prolonged:
                 _show_after(0, client, queue_url, delivery)
-
-
-def _delivery(message: Mapping[str, Any]) -> Delivery:
-    attribute = (message.get("MessageAttributes") or {}).get(HEADER) or {}
-    message_id = text_of(attribute.get("StringValue")) or text_of(attribute.get("BinaryValue"))
-    message_id = message_id or BrokerId(message["MessageId"])
-    return Delivery(message, message_id, _bytes(message["Body"]), message["ReceiptHandle"])
 
 
 def _show_after(seconds: int, client: Any, queue_url: str, delivery: Delivery) -> None:

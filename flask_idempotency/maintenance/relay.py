@@ -152,10 +152,9 @@ class Threads:
 
     def finished(self, seconds: float) -> Call | None:
         """Return a call that has ended, or None if none ends within these seconds."""
-        try:
-            return self._done.get(timeout=seconds) if seconds > 0 else self._done.get_nowait()
-        except Empty:
-            return None
+        with suppress(Empty):
+            return self._done.get(seconds > 0, seconds)
+        return None
 
 
 @dataclass(eq=False, slots=True)

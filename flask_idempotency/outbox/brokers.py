@@ -149,11 +149,12 @@ class Exchange:
         try:
             self._publish(message)
         except Exception:
-            fresh = self._connection is None
-            self._close()
-            # The broker may have closed an idle connection. A message that arrives twice has one id.
-            if fresh:
+            connection = self._connection
+            self._forget()
+            if connection is None:
                 raise
+            # The broker may have closed an idle connection. A message that arrives twice has one id.
+            connection.release()
             self._publish(message)
         if self._returned:
             raise SendFailed("no queue takes this topic")
@@ -180,12 +181,6 @@ class Exchange:
             confirm_timeout=CONFIRM_SECONDS,
             retry=False,
         )
-
-    def _close(self) -> None:
-        connection = self._connection
-        self._forget()
-        if connection is not None:
-            connection.release()
 
 
 class Kafka:

@@ -138,7 +138,16 @@ class Webhook:
             return error
         except httpx.HTTPError as error:
             return SendFailed(f"no response ({type(error).__name__})")
-        return _judged(response)
+        status = response.status_code
+        if response.headers.get("Idempotency-Status") == "paused":
+            # Steps of it are done, whatever the status says of the next one. Only this id goes on behind them.
+            return SendFailed(f"the receiver paused it with status {status}")
+        verdict = read(status, response.headers, response.content).verdict
+        if verdict in (Verdict.NOT_KEPT, Verdict.ERASED, Verdict.EXPIRED) or 200 <= status < 300:
+            return None
+        if 400 <= status < 500 and status not in AGAIN:
+            return Undeliverable(f"the receiver refused it with status {status}")
+        return SendFailed(f"the receiver responded with status {status}")
 
     def _post(self, url: str, body: bytes, fields: Mapping[str, str]) -> httpx.Response:
         """Send in a thread. httpx starts its timeout again with each byte, so a receiver could hold the relay for hours."""
@@ -257,20 +266,3 @@ class _Bounded(httpx.BaseTransport):
 
 
 _OF_WHOLE: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-
-
-def _judged(response: httpx.Response) -> Exception | None:
-    status = response.status_code
-    if response.headers.get("Idempotency-Status") == "paused":
-        # Steps of it are done, whatever the status says of the next one. Only this id goes on behind them.
-        return SendFailed(f"the receiver paused it with status {status}")
-    carried_out = read(status, response.headers, response.content).verdict in (
-        Verdict.NOT_KEPT,
-        Verdict.ERASED,
-        Verdict.EXPIRED,
-    )
-    if carried_out or 200 <= status < 300:
-        return None
-    if 400 <= status < 500 and status not in AGAIN:
-        return Undeliverable(f"the receiver refused it with status {status}")
-    return SendFailed(f"the receiver responded with status {status}")

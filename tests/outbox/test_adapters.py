@@ -202,7 +202,7 @@ def test_an_exchange_confirms_and_refuses_what_no_queue_takes(rabbitmq: RabbitSe
         adapter._connection.default_channel.close()
         adapter._connection.transport.close_connection(adapter._connection.connection)
         second = adapter.send([message(3, "orders.new", body=b"\0\xff")])
-        adapter._close()
+        adapter._connection.release()
 
         received: list[Any] = []
         simple: Any = connection.SimpleQueue(queue)  # type: ignore[arg-type]

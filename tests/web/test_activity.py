@@ -378,5 +378,5 @@ def test_an_inbox_without_an_application_counts_too() -> None:
 
     assert isinstance(activity, Activity)
     assert activity.flush()
-    page = activity._store.read(owner_mark(services.namespace), length=MINUTE, seconds=MINUTE)
+    page = activity._store.read(owner_mark(services.settings.namespace), length=MINUTE, seconds=MINUTE)
     assert merged(bucket.counts for bucket in page.buckets) == {"inbox:billing": {"new": 1, "completed": 1}}
