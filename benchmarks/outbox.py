@@ -124,7 +124,6 @@ def _waits(database: Database, namespace: str, *, silent: bool) -> list[float]:
         hosts.end.set()
         stop.set()
         thread.join()
-        stop.close()
         db.session.remove()
         services.table.close()
     return [max(hosts.began.get(each, ends) - at, 0.0) for each, at in published.items()]
@@ -216,5 +215,4 @@ def _latencies(
     finally:
         stop.set()
         thread.join()
-        stop.close()
     return waits

@@ -84,7 +84,6 @@ def _ended_by_signals() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        stop.close()
 
 
 def _reporter() -> Callable[[RelayReport], None]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -61,57 +61,66 @@ class Delivery:
     """The reason why no worker may do it. Then only the `dead` function is called again."""
 
 
+def application_context() -> Callable[[], AbstractContextManager[object]]:
+    """Return what enters a new context of the current Flask application, or a context of nothing if there is none.
+
+    Each message has its own, as each request has: sessions of the database belong to it and end with it.
+    """
+    if "flask" in sys.modules:  # a consumer without Flask does not load it
+        from flask import current_app, has_app_context
+
+        if has_app_context():
+            app: Any = current_app
+            context: Callable[[], AbstractContextManager[object]] = app._get_current_object().app_context
+            return context
+    return nullcontext
+
+
+@dataclass(frozen=True)
 class Deliveries:
     """Tries deliveries in any thread: in the Flask application of the thread that made this object, if there was one."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        handler: Handler,
-        *,
-        dead: SetAside | None,
-        retries: int = RETRIES,
-        tenant: Callable[[Any], str | None] | None = None,
-        born: Callable[[Any], float | None] | None = None,
-    ) -> None:
-        if retries < 0:
-            raise ConfigurationError(f"retries={retries}: must be 0 or more.")
-        self._inbox = inbox
-        self._handler = handler
-        self._dead = dead
-        self._retries = retries
-        self._tenant = tenant
-        self._born = born
-        self._context = application_context()
+    inbox: Inbox
+    handler: Handler
+    _: KW_ONLY
+    dead: SetAside | None
+    retries: int = RETRIES
+    tenant: Callable[[Any], str | None] | None = None
+    born: Callable[[Any], float | None] | None = None
+    context: Callable[[], AbstractContextManager[object]] = field(default_factory=application_context)
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ConfigurationError(f"retries={self.retries}: must be 0 or more.")
 
     def attempt(self, delivery: Delivery) -> Step:
         """Try this delivery once. Raises `ConfigurationError`, and every error that ends the process."""
-        with self._context():
+        with self.context():
             step = self._process(delivery) if delivery.dead is None else delivery.dead
             if not isinstance(step, str):
                 return step
             if delivery.dead is None:
-                _log.error("%s: a message is set aside (%s).", self._inbox.operation, step)
-            if self._dead is None:
+                _log.error("%s: a message is set aside (%s).", self.inbox.operation, step)
+            if self.dead is None:
                 return step
             delivery.dead = step
             try:
-                self._dead(delivery.message, step)
+                self.dead(delivery.message, step)
             except Exception:  # noqa: BLE001 - a function of the application may raise anything
                 delivery.waits += 1
-                _log.exception("%s: `dead` failed, and is called again.", self._inbox.operation)
+                _log.exception("%s: `dead` failed, and is called again.", self.inbox.operation)
                 return _pause(delivery.waits)
             return None
 
     def _process(self, delivery: Delivery) -> Step:
         message = delivery.message
         try:
-            verdict = self._inbox.process(
+            verdict = self.inbox.process(
                 delivery.message_id or "",
-                lambda: self._handler(message),
+                lambda: self.handler(message),
                 payload=delivery.payload,
-                tenant=None if self._tenant is None else self._tenant(message),
-                born=None if self._born is None else self._born(message),
+                tenant=None if self.tenant is None else self.tenant(message),
+                born=None if self.born is None else self.born(message),
             )
         except ConfigurationError:
             # The fault of no message: all of them would be set aside.
@@ -127,13 +136,13 @@ class Deliveries:
             delivery.failures += 1
             _log.warning(
                 "%s: the handler failed (%s), %d of %d times",
-                self._inbox.operation,
+                self.inbox.operation,
                 type(error).__name__,
                 delivery.failures,
-                self._retries + 1,
+                self.retries + 1,
                 exc_info=error,
             )
-            return _pause(delivery.failures) if delivery.failures <= self._retries else EXHAUSTED
+            return _pause(delivery.failures) if delivery.failures <= self.retries else EXHAUSTED
         match verdict:
             case Processed():
                 return None
@@ -244,21 +253,6 @@ class HeldMessages:
             # If the connection is lost, the broker delivers the message again.
             with suppress(Exception):
                 self._wake()
-
-
-def application_context() -> Callable[[], AbstractContextManager[object]]:
-    """Return what enters a new context of the current Flask application, or a context of nothing if there is none.
-
-    Each message has its own, as each request has: sessions of the database belong to it and end with it.
-    """
-    if "flask" in sys.modules:  # a consumer without Flask does not load it
-        from flask import current_app, has_app_context
-
-        if has_app_context():
-            app: Any = current_app
-            context: Callable[[], AbstractContextManager[object]] = app._get_current_object().app_context
-            return context
-    return nullcontext
 
 
 def text_of(value: object) -> str | None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any, Final, TypeAlias
@@ -92,73 +93,73 @@ def consume(
         _Consumer(client, held).run([topics] if isinstance(topics, str) else list(topics))
 
 
+@dataclass(eq=False, slots=True)
 class _Consumer:
     """One call of `consume`, in the thread that polls."""
 
-    def __init__(self, client: _Client, held: HeldMessages) -> None:
-        self._client = client
-        self._held = held
-        self._work: dict[Partition, Delivery] = {}
-        """The message that each partition is at. The partition is paused until that is done."""
-        self._assigned: set[Partition] = set()
-        """Partitions that were assigned in the last poll. They may still be paused from an earlier assignment."""
-        self._uncommitted: dict[Partition, int] = {}
-        """Offsets whose commit was refused, of partitions that this consumer still has."""
-        self._commits_again = 0.0
-        """When these commits are repeated, by the monotonic clock."""
+    client: _Client
+    held: HeldMessages
+    work: dict[Partition, Delivery] = field(default_factory=dict)
+    """The message that each partition is at. The partition is paused until that is done."""
+    assigned: set[Partition] = field(default_factory=set)
+    """Partitions that were assigned in the last poll. They may still be paused from an earlier assignment."""
+    uncommitted: dict[Partition, int] = field(default_factory=dict)
+    """Offsets whose commit was refused, of partitions that this consumer still has."""
+    commits_again: float = 0.0
+    """When these commits are repeated, by the monotonic clock."""
 
     def run(self, topics: list[str]) -> None:
-        self._client.subscribe(topics, self._assigned.update, self._lost)
+        self.client.subscribe(topics, self.assigned.update, self._lost)
         ends = None
         while True:
-            if self._held.ending and not self._held.running:
+            if self.held.ending and not self.held.running:
                 # Until then, handlers that run may end, and are committed: polling keeps their partitions.
                 ends = ends or time.monotonic() + LAST_COMMIT_SECONDS
-                if not self._uncommitted or time.monotonic() >= ends:
+                if not self.uncommitted or time.monotonic() >= ends:
                     break
             # A poll does not end when a handler does, so wait for that here and poll without waiting.
-            for delivery, aside in self._held.settled(BUSY_SECONDS if self._held.running else 0.0):
+            for delivery, aside in self.held.settled(BUSY_SECONDS if self.held.running else 0.0):
                 self._settle(delivery, aside)
-            for delivery in self._client.poll(0.0 if self._held.running else self._held.pause(IDLE_SECONDS)):
+            for delivery in self.client.poll(0.0 if self.held.running else self.held.pause(IDLE_SECONDS)):
                 self._start(delivery)
-            if self._uncommitted and time.monotonic() >= self._commits_again:
-                self._commits_again = time.monotonic() + COMMIT_SECONDS
-                for partition, offset in list(self._uncommitted.items()):
+            if self.uncommitted and time.monotonic() >= self.commits_again:
+                self.commits_again = time.monotonic() + COMMIT_SECONDS
+                for partition, offset in list(self.uncommitted.items()):
                     self._commit(partition, offset)
-            for partition in self._assigned - self._work.keys():
-                self._client.resume(partition)
-            self._assigned.clear()
-        for delivery in self._work.values():
+            for partition in self.assigned - self.work.keys():
+                self.client.resume(partition)
+            self.assigned.clear()
+        for delivery in self.work.values():
             # Their offsets are not committed. The next member of the group gets them again.
-            self._client.seek(*delivery.place)
-        self._client.leave()
+            self.client.seek(*delivery.place)
+        self.client.leave()
 
     def _start(self, delivery: Delivery) -> None:
         partition, offset = delivery.place
-        self._client.pause(partition)
-        if partition in self._work:
+        self.client.pause(partition)
+        if partition in self.work:
             # The client had it ready when the partition was paused. It comes again after the one before it.
-            self._client.seek(partition, offset)
+            self.client.seek(partition, offset)
         else:
-            self._work[partition] = delivery
-            self._held.hold(delivery)
+            self.work[partition] = delivery
+            self.held.hold(delivery)
 
     def _settle(self, delivery: Delivery, aside: str | None) -> None:
         partition, offset = delivery.place
         if aside is None:
-            del self._work[partition]
+            del self.work[partition]
             self._commit(partition, offset + 1)
-            self._client.resume(partition)
+            self.client.resume(partition)
         else:
             _log.error("%s [%d] stops at offset %d (%s): see `dead`.", *partition, offset, aside)
-            self._held.hold(delivery, STOPPED_SECONDS)
+            self.held.hold(delivery, STOPPED_SECONDS)
 
     def _commit(self, partition: Partition, offset: int) -> None:
-        if not (error := self._client.commit(partition, offset)):
-            self._uncommitted.pop(partition, None)
+        if not (error := self.client.commit(partition, offset)):
+            self.uncommitted.pop(partition, None)
             return
-        if partition not in self._uncommitted:
-            self._commits_again = time.monotonic() + COMMIT_SECONDS
+        if partition not in self.uncommitted:
+            self.commits_again = time.monotonic() + COMMIT_SECONDS
             _log.warning(
                 "%s [%d]: the commit of offset %d was refused (%s). It is repeated until the partition is lost: its new owner "
                 "then gets the message again, and the inbox replays it.",
@@ -166,15 +167,15 @@ class _Consumer:
                 offset,
                 error,
             )
-        self._uncommitted[partition] = offset
+        self.uncommitted[partition] = offset
 
     def _lost(self, partitions: list[Partition]) -> None:
         for partition in partitions:
-            if partition in self._work:
-                self._held.drop(self._work.pop(partition))
-            self._uncommitted.pop(partition, None)
-            self._assigned.discard(partition)
-            self._client.lost(partition)
+            if partition in self.work:
+                self.held.drop(self.work.pop(partition))
+            self.uncommitted.pop(partition, None)
+            self.assigned.discard(partition)
+            self.client.lost(partition)
 
 
 def _delivery(
@@ -221,11 +222,11 @@ class _Confluent:
     """A consumer of confluent-kafka."""
 
     def __init__(self, consumer: Any) -> None:
-        from confluent_kafka import KafkaException, TopicPartition
+        import confluent_kafka
 
         self._consumer = consumer
-        self._place = TopicPartition
-        self._error = KafkaException
+        self._place = confluent_kafka.TopicPartition
+        self._error = confluent_kafka.KafkaException
         self._reported: set[int] = set()
 
     def subscribe(self, topics: list[str], assigned: Changed, lost: Changed) -> None:
@@ -285,26 +286,19 @@ class _KafkaPython:
     """
 
     def __init__(self, consumer: Any) -> None:
-        from kafka import (  # type: ignore[import-untyped]
-            ConsumerRebalanceListener,
-            OffsetAndMetadata,
-            TopicPartition,
-        )
-        from kafka.errors import KafkaError  # type: ignore[import-untyped]
+        import kafka.errors  # type: ignore[import-untyped]
 
         self._consumer = consumer
-        self._place = TopicPartition
-        self._offset = OffsetAndMetadata
-        self._error = KafkaError
+        self._kafka = kafka
+        self._place = kafka.TopicPartition
         # The latter two for a partition that is not assigned.
-        self._refusals = KafkaError, KeyError, ValueError
-        self._listener: Any = ConsumerRebalanceListener
+        self._refusals = kafka.errors.KafkaError, KeyError, ValueError
         self._ready: dict[Partition, deque[Delivery]] = {}
         """The messages that a poll has not returned yet."""
         self._paused: set[Partition] = set()
 
     def subscribe(self, topics: list[str], assigned: Changed, lost: Changed) -> None:
-        class Listener(self._listener):  # type: ignore[misc,name-defined]
+        class Listener(self._kafka.ConsumerRebalanceListener):  # type: ignore[misc,name-defined]
             def on_partitions_assigned(self, places: Any) -> None:
                 assigned([tuple(place) for place in places])
 
@@ -351,8 +345,8 @@ class _KafkaPython:
 
     def commit(self, partition: Partition, offset: int) -> str:
         try:
-            self._consumer.commit({self._place(*partition): self._offset(offset, "", -1)})
-        except (self._error, AssertionError, ValueError) as error:
+            self._consumer.commit({self._place(*partition): self._kafka.OffsetAndMetadata(offset, "", -1)})
+        except (*self._refusals, AssertionError) as error:
             return type(error).__name__
         return ""
 

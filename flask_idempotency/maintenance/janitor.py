@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -48,26 +48,20 @@ class Report(Protocol):
     def finished(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Janitor:
     """Run the tasks that an application and its store have work for. A lock keeps two runs of a task apart, to save work."""
 
-    def __init__(
-        self,
-        work: Mapping[Task, Work],
-        *,
-        task_log: TaskLog | None,
-        observers: Callable[[Event], None],
-        host_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._work = work
-        self._task_log = task_log
-        self._observers = observers
-        self._host_clock = host_clock
+    work: Mapping[Task, Work]
+    _: KW_ONLY
+    task_log: TaskLog | None
+    observers: Callable[[Event], None]
+    host_clock: Callable[[], float] = time.time
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that have work in this application and its store."""
-        return tuple(task for task in TASKS if task in self._work)
+        return tuple(task for task in TASKS if task in self.work)
 
     def run(self, task: Task, drain: Batcher) -> Report | None:
         """Run this task now, and report it to the task log and the observers. Return None if another process runs it.
@@ -76,14 +70,14 @@ class Janitor:
         remove records. Raises `StoreUnavailable` if the store does not answer, and `KeyError` for a task that is not in
         `tasks`.
         """
-        work, task_log = self._work[task], self._task_log
+        work, task_log = self.work[task], self.task_log
         token = secrets.token_bytes(16)
         began = drain.monotonic()
         try:
             if task_log is not None and not task_log.lock(task, token, lease=drain.budget + LOCK_SECONDS):
                 return None
             try:
-                host_now = self._host_clock()
+                host_now = self.host_clock()
                 report = work(host_now if task_log is None else min(task_log.now(), host_now), drain)
                 seconds = drain.monotonic() - began
                 # A field that is not compared is no count.
@@ -92,7 +86,7 @@ class Janitor:
                 if task_log is not None:
                     entry = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
                     task_log.report(task, json.dumps(entry, separators=(",", ":")))
-                self._observers(TaskRun("", task, seconds, counts=counts, finished=report.finished))
+                self.observers(TaskRun("", task, seconds, counts=counts, finished=report.finished))
             finally:
                 if task_log is not None:
                     try:
@@ -101,7 +95,7 @@ class Janitor:
                         _log.warning("The lock of task %s was not removed and will expire (%s).", task, cause_of(error))
         except Exception as error:
             seconds = drain.monotonic() - began
-            self._observers(TaskRun("", task, seconds, counts={}, finished=False, error=cause_of(error)))
+            self.observers(TaskRun("", task, seconds, counts={}, finished=False, error=cause_of(error)))
             raise
         return report
 

@@ -95,6 +95,106 @@ class ResolverContext:
     first_pause: float = FIRST_PAUSE_SECONDS
     """Seconds between the first two calls: longer than a living worker needs to renew its lease."""
 
+    def ask(
+        self,
+        found: SeenRecord,
+        resolver: Callable[[UnknownOutcome], Resolution],
+        observers: Callable[[Event], None],
+        label: Callable[[StorageKey], str],
+        horizon: float,
+    ) -> str | float:
+        """Call the resolver, act on its result, and return the name of the count in `ReapReport` that rises.
+
+        Or return in how many seconds a "never happened" is believed, which is still unknown.
+        """
+        endpoint = found.record.info.operation
+
+        def failed(error: Exception, why: str) -> str:
+            _log.error("The resolver of %s failed or returned an impossible value: %s", endpoint, why)
+            observers(ResolverAsked(label(found.key), endpoint, answer=cause_of(error)))
+            with suppress(StoreUnavailable):  # the next step of the run meets it
+                self.settler.note(found, SAYS_FAILED, cause_of(error))
+            return "failed"
+
+        def recorded_as(name: str) -> str:
+            rules = self.policy_of(found.record.info).step_rules
+            return name if rules is None else rules.recorded_as(name)
+
+        try:
+            journal, steps = self.steps(found)
+        except CorruptRecord as error:
+            return failed(error, str(error))
+        unknown = UnknownOutcome(found.record, lambda name: self.downstream(found, name), steps, recorded_as)
+        try:
+            resolution = resolver(unknown)
+        except Exception as error:  # noqa: BLE001 - an application's function may raise anything; the key's next turn comes
+            # Log only the class of a foreign exception: clients of other services may quote a body or a person in its text.
+            return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
+        try:
+            outcome = self._apply(found, journal, resolution, horizon)
+            if isinstance(outcome, float) or outcome == "unknown":
+                self.settler.note(found, SAYS_NEVER if isinstance(outcome, float) else SAYS_UNKNOWN)
+        except Exception as error:
+            # The first two may concern one tenant's keys or one response's cache. Neither they nor a wrong value stop the run.
+            if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable | NotApplied):
+                raise
+            return failed(
+                error, str(error) if isinstance(error, IdempotencyError | TypeError) else type(error).__name__
+            )
+        if isinstance(outcome, float) or outcome == "unknown":
+            observers(ResolverAsked(label(found.key), endpoint, answer="still-unknown"))
+        return outcome
+
+    def _apply(self, found: SeenRecord, journal: Journal, resolution: Resolution, horizon: float) -> str | float:
+        """Resolve the key as its resolver decided. Return as `ask` does."""
+        settler, policy = self.settler, self.policy_of(found.record.info)
+        match resolution:
+            case Happened(response):
+                if not isinstance(response, StoredResponse):
+                    raise TypeError(f"the response of a resolver is no StoredResponse, but {type(response).__name__}")
+                resolved = settler.complete(
+                    found, response, keep=policy.keep, remember=policy.remember, actor=RESOLVER, reason="resolved"
+                )
+                return "completed" if resolved else "overtaken"
+            case NeverHappened():
+                if found.record.payload is not None:
+                    raise ConfigurationError(
+                        "a resolver returned NeverHappened() for completed work: the record holds a response"
+                    )
+                recorded = dict.fromkeys(entry.name for entry in journal.entries if entry.has_effect)
+                if recorded:
+                    raise ConfigurationError(
+                        f"a resolver returned NeverHappened() for a request with recorded steps ({', '.join(recorded)}): they "
+                        "would run again. Settle the steps instead."
+                    )
+                if (wait := self._may_still_act(found, horizon)) is not None:
+                    return wait
+                return "released" if settler.force_release(found, actor=RESOLVER, reason="resolved") else "overtaken"
+            case SettledStep() | Resume():
+                settled = (resolution,) if isinstance(resolution, SettledStep) else resolution.settled
+                wait = self._may_still_act(found, horizon)
+                if wait is not None and not all(step.happened for step in settled):
+                    return wait
+                resumed = settler.resume(found, journal, settled, actor=RESOLVER, reason="resolved")
+                return "resumed" if resumed else "overtaken"
+            case StillUnknown():
+                return "unknown"
+            case unexpected:  # from an application's function
+                # Name only its class: it may hold a response.
+                raise TypeError(
+                    "a resolver returns Happened, NeverHappened, StillUnknown, Resume or a settled step, not "
+                    f"{type(unexpected).__name__}"
+                )
+
+    def _may_still_act(self, found: SeenRecord, horizon: float) -> float | None:
+        """Return for how many seconds the worker may still be about to call the other service. None: it is gone."""
+        max_runtime = self.policy_of(found.record.info).max_runtime
+        left = max_remaining(clamp_clock(found.record, horizon), max_runtime=max_runtime)
+        if left > 0:
+            return left
+        # A clock that was set may have ended many leases together. A living worker renews its lease before the next turn.
+        return self.first_pause if found.record.reason == LAPSED and not found.returned_before else None
+
 
 def reap(
     recovery: Recovery,
@@ -152,7 +252,11 @@ def reap(
                 resolver = context.resolvers.get(found.record.info.operation)
                 if resolver is not None:
                     counts["asked"] += 1
-                    counts[_call(found, resolver, context, observers, label, waits, horizon=horizon)] += 1
+                    outcome = context.ask(found, resolver, observers, label, horizon)
+                    if isinstance(outcome, float):
+                        waits.append(outcome)
+                        outcome = "unknown"
+                    counts[outcome] += 1
             return BatchResult(len(due), more=bool(due))
 
         steps.append(resolve)
@@ -161,120 +265,3 @@ def reap(
     return ReapReport(
         **counts, never_happened=len(waits), believed_in=believed_in, shrunk=ended.shrunk, finished=ended.finished
     )
-
-
-def _call(
-    found: SeenRecord,
-    resolver: Callable[[UnknownOutcome], Resolution],
-    context: ResolverContext,
-    observers: Callable[[Event], None],
-    label: Callable[[StorageKey], str],
-    waits: list[float],
-    *,
-    horizon: float,
-) -> str:
-    """Call the resolver, act on its result, and return the name of the count in `ReapReport` that rises.
-
-    To `waits`, add in how many seconds a "never happened" is believed.
-    """
-    endpoint = found.record.info.operation
-
-    def failed(error: Exception, why: str) -> str:
-        _log.error("The resolver of %s failed or returned an impossible value: %s", endpoint, why)
-        observers(ResolverAsked(label(found.key), endpoint, answer=cause_of(error)))
-        with suppress(StoreUnavailable):  # the next step of the run meets it
-            context.settler.note(found, SAYS_FAILED, cause_of(error))
-        return "failed"
-
-    def recorded_as(name: str) -> str:
-        rules = context.policy_of(found.record.info).step_rules
-        return name if rules is None else rules.recorded_as(name)
-
-    try:
-        journal, steps = context.steps(found)
-    except CorruptRecord as error:
-        return failed(error, str(error))
-    unknown = UnknownOutcome(found.record, lambda name: context.downstream(found, name), steps, recorded_as)
-    try:
-        resolution = resolver(unknown)
-    except Exception as error:  # noqa: BLE001 - an application's function may raise anything; the key's next turn comes
-        # Log only the class of a foreign exception: clients of other services may quote a body or a person in its text.
-        return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
-    try:
-        policy = context.policy_of(found.record.info)
-        outcome = _apply(found, journal, resolution, policy, context, horizon=horizon)
-        if isinstance(outcome, float) or outcome == "unknown":
-            context.settler.note(found, SAYS_NEVER if isinstance(outcome, float) else SAYS_UNKNOWN)
-    except Exception as error:
-        # The first two may concern one tenant's keys or one response's cache. Neither they nor a wrong value stop the run.
-        if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable | NotApplied):
-            raise
-        return failed(error, str(error) if isinstance(error, IdempotencyError | TypeError) else type(error).__name__)
-    if isinstance(outcome, float):
-        waits.append(outcome)
-        outcome = "unknown"
-    if outcome == "unknown":
-        observers(ResolverAsked(label(found.key), endpoint, answer="still-unknown"))
-    return outcome
-
-
-def _apply(
-    found: SeenRecord,
-    journal: Journal,
-    resolution: Resolution,
-    policy: Policy,
-    context: ResolverContext,
-    *,
-    horizon: float,
-) -> str | float:
-    """Resolve the key as its resolver decided, and return the name of the count.
-
-    Or return in how many seconds a "never happened" is believed.
-    """
-    settler = context.settler
-    match resolution:
-        case Happened(response):
-            if not isinstance(response, StoredResponse):
-                raise TypeError(f"the response of a resolver is no StoredResponse, but {type(response).__name__}")
-            resolved = settler.complete(
-                found, response, keep=policy.keep, remember=policy.remember, actor=RESOLVER, reason="resolved"
-            )
-            return "completed" if resolved else "overtaken"
-        case NeverHappened():
-            if found.record.payload is not None:
-                raise ConfigurationError(
-                    "a resolver returned NeverHappened() for completed work: the record holds a response"
-                )
-            recorded = dict.fromkeys(entry.name for entry in journal.entries if entry.has_effect)
-            if recorded:
-                raise ConfigurationError(
-                    f"a resolver returned NeverHappened() for a request with recorded steps ({', '.join(recorded)}): they "
-                    "would run again. Settle the steps instead."
-                )
-            if (wait := _may_still_act(found, policy, context, horizon=horizon)) is not None:
-                return wait
-            return "released" if settler.force_release(found, actor=RESOLVER, reason="resolved") else "overtaken"
-        case SettledStep() | Resume():
-            settled = (resolution,) if isinstance(resolution, SettledStep) else resolution.settled
-            wait = _may_still_act(found, policy, context, horizon=horizon)
-            if wait is not None and not all(step.happened for step in settled):
-                return wait
-            resumed = settler.resume(found, journal, settled, actor=RESOLVER, reason="resolved")
-            return "resumed" if resumed else "overtaken"
-        case StillUnknown():
-            return "unknown"
-        case unexpected:  # from an application's function
-            # Name only its class: it may hold a response.
-            raise TypeError(
-                "a resolver returns Happened, NeverHappened, StillUnknown, Resume or a settled step, not "
-                f"{type(unexpected).__name__}"
-            )
-
-
-def _may_still_act(found: SeenRecord, policy: Policy, context: ResolverContext, *, horizon: float) -> float | None:
-    """Return for how many seconds the worker may still be about to call the other service. None: it is gone."""
-    left = max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime)
-    if left > 0:
-        return left
-    # A clock that was set may have ended many leases together. A living worker renews its lease before the next turn.
-    return context.first_pause if found.record.reason == LAPSED and not found.returned_before else None

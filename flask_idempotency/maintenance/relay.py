@@ -11,15 +11,13 @@ point: what it held is due again after `HOLD_SECONDS`, under the same message id
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import select
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -209,44 +207,34 @@ class Pass:
     receivers: dict[int, Receiver] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Relay:
-    """Sends what is due.
+    """Sends what is due."""
 
-    `routes` returns each route with its topics, and `opener` what decrypts the bodies of one call. `adopt` gives this
-    namespace the messages of the release before, whose rows have none. Each call runs in a `context`, that of the application.
-    """
-
-    def __init__(
-        self,
-        queue: OutboxQueue,
-        *,
-        routes: Callable[[], Sequence[tuple[Route, Topics]]],
-        adopt: Callable[[], None],
-        opener: Callable[[], Callable[[StoredMessage], Message]],
-        observers: Callable[[Event], None],
-        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        monotonic: Callable[[], float] = time.monotonic,
-        calls: Threads | None = None,
-    ) -> None:
-        self._failed: dict[int, tuple[bool, str, str]] | None = None
-        """In a run of `once`: the messages that were not sent, whether they are dead, the pattern of their route, the error."""
-        self._sent = Counter[str]()
-        self._queue = queue
-        self._routes = routes
-        self._adopt = adopt
-        self._opener = opener
-        self._observers = observers
-        self._context = context
-        self._monotonic = monotonic
-        self._calls = Threads() if calls is None else calls
-        self._lock = threading.Lock()
-        self._passes: list[Pass] = []
-        self._under_way: list[Call] = []
-        self._receivers: dict[tuple[int, object], Receiver] = {}
-        self._began: dict[str, float] = {}
-        """When the last call of each route began."""
-        self._resumes: list[float] = []
-        """When messages come due again that were put off for a moment."""
+    queue: OutboxQueue
+    _: KW_ONLY
+    routes: Callable[[], Sequence[tuple[Route, Topics]]]
+    """Return each route with its topics."""
+    adopt: Callable[[], None]
+    """Give this namespace the messages of the release before, whose rows have none."""
+    opener: Callable[[], Callable[[StoredMessage], Message]]
+    """Return what decrypts the bodies of one call."""
+    observers: Callable[[Event], None]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Each call runs in one, that of the application."""
+    monotonic: Callable[[], float] = time.monotonic
+    calls: Threads = field(default_factory=Threads)
+    _failed: dict[int, tuple[bool, str, str]] | None = field(default=None, init=False)
+    """In a run of `once`: the messages that were not sent, whether they are dead, the pattern of their route, the error."""
+    _sent: Counter[str] = field(default_factory=Counter, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _passes: list[Pass] = field(default_factory=list, init=False)
+    _under_way: list[Call] = field(default_factory=list, init=False)
+    _receivers: dict[tuple[int, object], Receiver] = field(default_factory=dict, init=False)
+    _began: dict[str, float] = field(default_factory=dict, init=False)
+    """When the last call of each route began."""
+    _resumes: list[float] = field(default_factory=list, init=False)
+    """When messages come due again that were put off for a moment."""
 
     def run_once(
         self, limit: int = BATCH, *, stopped: Callable[[], bool] = lambda: False, wait: float | None = None
@@ -266,40 +254,40 @@ class Relay:
                 passes, self._passes = self._passes, []
                 for one in passes:
                     with suppress(StoreUnavailable):
-                        self._queue.release(one.holder, [each.seq for each in one.left])
+                        self.queue.release(one.holder, [each.seq for each in one.left])
 
     def _run_once(self, limit: int, stopped: Callable[[], bool], wait: float | None) -> RelayReport | None:
         counts: Counter[str] = Counter()
         longest = CALL_SECONDS if wait is None else wait
-        began = self._monotonic()
-        while (call := self._calls.finished(0)) is not None:
+        began = self.monotonic()
+        while (call := self.calls.finished(0)) is not None:
             self._settle(call, counts)
-        self._adopt()
+        self.adopt()
         full = [
             route
-            for route, topics in self._routes()
+            for route, topics in self.routes()
             if not stopped() and self._wants(route) and self._claim(route, topics, min(limit, BATCH))
         ]
         if not self._passes and not self._under_way:
             if counts or not (resuming := self._resuming(began)):
                 return self._report(counts) if counts else None
-            self._calls.finished(min(min(resuming) - began, longest))
+            self.calls.finished(min(min(resuming) - began, longest))
         while True:
             # Routes may share an adapter: the one that has waited longer goes first.
             for each in sorted(self._passes, key=lambda one: self._began.get(one.route.pattern, 0.0)):
                 self._start(each, counts, stopped=stopped())
             if wait is not None and any(map(self._wants, full)):
                 break
-            now = self._monotonic()
+            now = self.monotonic()
             ends = min([began + longest, *([] if wait is None else self._resuming(now))])
             if not self._under_way or (now >= ends and not stopped()):
                 break
-            call = self._calls.finished(ends - now)
+            call = self.calls.finished(ends - now)
             if call is None:
                 break
             while call is not None:
                 self._settle(call, counts)
-                call = self._calls.finished(0)
+                call = self.calls.finished(0)
         return self._report(counts)
 
     def once(self, *, stopped: Callable[[], bool], wait: float) -> RelayReport:
@@ -328,10 +316,10 @@ class Relay:
     def finish(self) -> RelayReport:
         """Wait for the calls that are under way, for `CALL_SECONDS` at most."""
         counts: Counter[str] = Counter()
-        ends = self._monotonic() + CALL_SECONDS
+        ends = self.monotonic() + CALL_SECONDS
         with self._lock:
-            while self._under_way and (left := ends - self._monotonic()) > 0:
-                if (call := self._calls.finished(left)) is not None:
+            while self._under_way and (left := ends - self.monotonic()) > 0:
+                if (call := self.calls.finished(left)) is not None:
                     self._settle(call, counts)
             self._under_way.clear()
         return self._report(counts)
@@ -342,13 +330,13 @@ class Relay:
 
     def _report(self, counts: Counter[str]) -> RelayReport:
         if counts:
-            self._observers(MessagesRelayed("", "relay", counts["sent"], counts["delayed"], counts["dead"]))
+            self.observers(MessagesRelayed("", "relay", counts["sent"], counts["delayed"], counts["dead"]))
         return RelayReport(counts["sent"], counts["delayed"], counts["dead"])
 
     def _wants(self, route: Route) -> bool:
         """Return whether a call of this route could begin, and none of its messages waits in this relay."""
         waits = any(each.route is route for each in self._passes)
-        return not waits and self._has_room(route, None, self._monotonic())
+        return not waits and self._has_room(route, None, self.monotonic())
 
     def _has_room(self, route: Route, receiver: Receiver | None, now: float) -> bool:
         """Return whether a call may begin.
@@ -378,23 +366,23 @@ class Relay:
     def _claim(self, route: Route, topics: Topics, limit: int) -> bool:
         """Hold what is due, and return whether more may be."""
         holder = secrets.token_bytes(16)
-        claimed = self._queue.claim(holder, topics=topics, limit=limit, hold=HOLD_SECONDS)
+        claimed = self.queue.claim(holder, topics=topics, limit=limit, hold=HOLD_SECONDS)
         if claimed:
-            self._passes.append(Pass(holder, route, deque(claimed), self._monotonic()))
+            self._passes.append(Pass(holder, route, deque(claimed), self.monotonic()))
         return len(claimed) == limit
 
     def _start(self, one: Pass, counts: Counter[str], *, stopped: bool = False) -> None:
         """Begin the calls of this pass that may begin now. Give back and put off what need not wait here."""
-        now = self._monotonic()
+        now = self.monotonic()
         if stopped or now - one.began >= PASS_SECONDS:
             # Other relays send them, and no hold ends while a message is under way.
             self._passes.remove(one)
-            self._queue.release(one.holder, [each.seq for each in one.left])
+            self.queue.release(one.holder, [each.seq for each in one.left])
             return
         route, lanes = one.route, set(one.lanes)
         size = 1 if route.receiver_of is not None else route.batch
         # Before each call of an adapter: a tenant may be erased at any time.
-        opened = self._opener()
+        opened = self.opener()
         waiting: list[StoredMessage] = []
         back: list[int] = []
         later: dict[float, list[int]] = {}
@@ -443,9 +431,9 @@ class Relay:
         if not waiting:
             self._passes.remove(one)
         if back:
-            self._queue.release(one.holder, back)
+            self.queue.release(one.holder, back)
         for pause, seqs in later.items():
-            self._queue.put_off(one.holder, seqs, pause=pause)
+            self.queue.put_off(one.holder, seqs, pause=pause)
             if pause <= SLOW_SECONDS:
                 self._resumes.append(now + pause)
 
@@ -466,13 +454,13 @@ class Relay:
     ) -> None:
         chosen, messages = [stored for stored, _ in batch], [message for _, message in batch]
         receiver = None if one.route.receiver_of is None else receiver
-        call = Call(one, chosen, messages, receiver, now, self._context)
+        call = Call(one, chosen, messages, receiver, now, self.context)
         one.lanes |= {lane_of(each): now for each in chosen}
         if receiver is not None:
             receiver.calls.append(now)
         self._began[one.route.pattern] = now
         self._under_way.append(call)
-        self._calls.start(call)
+        self.calls.start(call)
 
     def _settle(self, call: Call, counts: Counter[str]) -> None:
         """Write down the results of a call that has ended."""
@@ -481,7 +469,7 @@ class Relay:
             return
         self._under_way.remove(call)
         if call.receiver is not None:
-            call.receiver.ended(call.began, self._monotonic(), max(1, call.batch.route.parallel // SHARE))
+            call.receiver.ended(call.began, self.monotonic(), max(1, call.batch.route.parallel // SHARE))
         for each in call.chosen:
             call.batch.lanes.pop(lane_of(each), None)
         self._end(call.batch, call.chosen, call.results, counts)
@@ -502,20 +490,20 @@ class Relay:
         if confirmed:
             counts["sent"] += len(confirmed)
             self._sent[one.route.pattern] += len(confirmed)
-            if self._queue.confirm(one.holder, confirmed) != len(confirmed):
+            if self.queue.confirm(one.holder, confirmed) != len(confirmed):
                 # This host was suspended, and its clock with it: other relays send the rest.
-                one.began = self._monotonic() - PASS_SECONDS
+                one.began = self.monotonic() - PASS_SECONDS
         untried = [each.seq for each, result in failed if isinstance(result, NotTried)]
         for each, result in failed:
             if isinstance(result, NotTried):
                 continue
             error, counted = text_of(result), self._failed is not None
             if isinstance(result, Undeliverable):
-                self._queue.bury(one.holder, each.seq, error=error)
+                self.queue.bury(one.holder, each.seq, error=error)
                 counts["dead"] += 1
-                self._observers(MessageDead("", each.message.topic, each.seq, error, counted))
+                self.observers(MessageDead("", each.message.topic, each.seq, error, counted))
             else:
-                self._queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
+                self.queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
                 counts["delayed"] += 1
                 if self._failed is None:
                     facts = each.seq, each.message.topic, error, each.attempts + 1
@@ -523,7 +511,7 @@ class Relay:
             if self._failed is not None:
                 self._failed[each.seq] = isinstance(result, Undeliverable), one.route.pattern, error
         if untried:
-            self._queue.release(one.holder, untried)
+            self.queue.release(one.holder, untried)
 
 
 def lane_of(message: StoredMessage) -> bytes | int:
@@ -573,25 +561,23 @@ def relay(relay: Relay, *, drain: Batcher) -> RelayReport:
 
 
 class Stop:
-    """Ends a relay process between two attempts. A signal handler may call `set`: it takes no lock."""
+    """Ends a relay process between two attempts. A signal handler may call `set`."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
+        # Its `put` takes no lock that the interrupted code may hold.
+        self._ends: SimpleQueue[None] = SimpleQueue()
         self.is_set: bool = False
 
     def set(self) -> None:
         """End the run after the attempt that is under way."""
         self.is_set = True
-        os.write(self._write, b"\0")
+        self._ends.put(None)
 
     def wait(self, seconds: float) -> None:
         """Wait for this long, or until the end of the run."""
-        select.select([self._read], [], [], seconds)
-
-    def close(self) -> None:
-        """Close the pipe."""
-        os.close(self._read)
-        os.close(self._write)
+        with suppress(Empty):
+            # Others may wait too.
+            self._ends.put(self._ends.get(timeout=seconds))
 
 
 def run(

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import (
     PAGE,
-    Answer,
     DataKey,
     DataKeys,
     Page,
@@ -28,10 +27,10 @@ from flask_idempotency.engine.errors import (
     KeyProviderUnavailable,
     RingMismatch,
 )
-from flask_idempotency.engine.journal import Journals, StepAnswer
+from flask_idempotency.engine.journal import Journals, StepPage
 from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import ERASED, RequestInfo, SealContext, State, StoredPayload
-from flask_idempotency.engine.store import Codec
+from flask_idempotency.engine.store import Codec, StepContext
 from flask_idempotency.maintenance.janitor import Batcher, RunReport, Step, pages
 
 # Wipe: leave no readable response of an erased tenant.
@@ -260,9 +259,9 @@ def rotate(
         if outcome not in ("resealed", "wiped"):
             used.update(_used_by(one.key, one.payload))
 
-    steps = [_through(partial(responses.scan, other_than=newest), partial(_of_response, responses, codec), look)]
+    steps = [_through_responses(responses, codec, newest, look)]
     if journals is not None:
-        steps.append(_through(partial(journals.walk, other_than=newest), partial(_of_step, journals, codec), look))
+        steps.append(_through_steps(journals, codec, newest, look))
     ended = drain.run(*steps)
     if ended.finished:
         if recovery is not None:
@@ -308,7 +307,7 @@ def seal_plain(
         elif reseal(one) == "resealed":
             on_progress(reseal.counts["resealed"])
 
-    drain.run(_through(partial(responses.scan, other_than=ring.newest), partial(_of_response, responses, codec), look))
+    drain.run(_through_responses(responses, codec, ring.newest, look))
     counts = reseal.counts
     return SealReport(counts["resealed"], counts["passed_over"], counts["unreadable"], counts["blocked"])
 
@@ -319,56 +318,45 @@ class _Sealed:
 
     key: StorageKey
     token: bytes
-    payload: StoredPayload
     erased: bool
-    open: Callable[[], Any]
-    seal: Callable[[Any], StoredPayload]
+    payload: StoredPayload
+    context: Any
+    open: Callable[[StoredPayload, Any], Any]
+    seal: Callable[[Any, Any], StoredPayload]
     replace: Callable[[StoredPayload], bool]
 
 
-def _of_response(responses: Responses, codec: Codec, answer: Answer) -> _Sealed | None:
-    key, record, payload = answer.key, answer.record, answer.record.payload
-    if payload is None:
-        return None
-    context = SealContext(key, record.token, record.fence, record.fingerprint)
-    return _Sealed(
-        key,
-        record.token,
-        payload,
-        record.erased,
-        open=lambda: codec.open(payload, context),
-        seal=lambda response: codec.seal(response, context),
-        replace=lambda other: responses.replace(key, payload, other),
-    )
+def _through_responses(responses: Responses, codec: Codec, newest: str, look: Callable[[_Sealed], object]) -> Step:
+    """Return the step of a task that looks at all responses but those that the newest key protects."""
 
-
-def _of_step(journals: Journals, codec: Codec, answer: StepAnswer) -> _Sealed | None:
-    key, entry, payload = answer.key, answer.entry, answer.entry.payload
-    if payload is None:
-        return None
-    context = entry.context(key, answer.fingerprint)
-    return _Sealed(
-        key,
-        answer.token,
-        payload,
-        answer.erased,
-        open=lambda: codec.steps.open(payload, context),
-        seal=lambda opened: codec.steps.seal(opened[0], opened[1], context),
-        replace=lambda other: journals.replace(key, entry.id, payload, other),
-    )
-
-
-def _through(
-    read: Callable[..., Any], sealed_of: Callable[[Any], _Sealed | None], look: Callable[[_Sealed], object]
-) -> Step:
-    """Return the step of a task that looks at all that `read` returns, one page after the other."""
-
-    def handle(page: Any) -> int:
-        for one in filter(None, map(sealed_of, page.answers)):
-            look(one)
+    def handle(page: Page) -> int:
+        for answer in page.answers:
+            key, record, payload = answer.key, answer.record, answer.record.payload
+            if payload is not None:
+                context = SealContext(key, record.token, record.fence, record.fingerprint)
+                replaced = partial(responses.replace, key, payload)
+                look(_Sealed(key, record.token, record.erased, payload, context, codec.open, codec.seal, replaced))
         return len(page.answers)
 
-    return pages(read, handle)
+    return pages(partial(responses.scan, other_than=newest), handle)
+
+
+def _through_steps(journals: Journals, codec: Codec, newest: str, look: Callable[[_Sealed], object]) -> Step:
+    """Return the step of a task that looks at all results of steps but those that the newest key protects."""
+
+    def seal(opened: tuple[bytes, bytes | None], context: StepContext) -> StoredPayload:
+        return codec.steps.seal(*opened, context)
+
+    def handle(page: StepPage) -> int:
+        for answer in page.answers:
+            key, entry, payload = answer.key, answer.entry, answer.entry.payload
+            if payload is not None:
+                context = entry.context(key, answer.fingerprint)
+                replaced = partial(journals.replace, key, entry.id, payload)
+                look(_Sealed(key, answer.token, answer.erased, payload, context, codec.steps.open, seal, replaced))
+        return len(page.answers)
+
+    return pages(partial(journals.walk, other_than=newest), handle)
 
 
 class _Resealing:
@@ -400,14 +388,14 @@ class _Resealing:
         if one.erased:
             return "wiped" if one.replace(wiped(one.payload)) else "passed_over"
         try:
-            opened = one.open()
+            opened = one.open(one.payload, one.context)
         except (CorruptRecord, RingMismatch):
             return "unreadable"
         except KeyProviderUnavailable:
             return "blocked"
         for _ in range(2):
             try:
-                resealed = one.seal(opened)
+                resealed = one.seal(opened, one.context)
                 if resealed.sealed_by is None:
                     raise ConfigurationError(_IN_CLEAR)
                 return "resealed" if one.replace(resealed) else "passed_over"

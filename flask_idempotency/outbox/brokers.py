@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -226,18 +227,16 @@ class Kafka:
         """Send with confluent-kafka."""
         results: list[Exception | None] = [SendFailed("Kafka did not confirm it in time") for _ in messages]
 
-        def report(number: int) -> Any:
-            def delivered(error: Any, _: object) -> None:
-                results[number] = None if error is None else _kafka_error(error.name())
-                fatal.append(error is not None and error.fatal())
-
-            return delivered
-
         fatal: list[bool] = []
+
+        def report(number: int, error: Any, _: object) -> None:
+            results[number] = None if error is None else _kafka_error(error.name())
+            fatal.append(error is not None and error.fatal())
+
         for number, message in enumerate(messages):
             try:
                 self._producer.produce(
-                    message.topic, message.body, **_kafka_fields(message), on_delivery=report(number)
+                    message.topic, message.body, **_kafka_fields(message), on_delivery=partial(report, number)
                 )
             except Exception as error:  # noqa: BLE001 - KafkaException, or BufferError for a full queue
                 argument: Any = error.args[0] if error.args else None

@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import httpx
 
@@ -34,6 +34,8 @@ AGAIN: Final = frozenset({408, 409, 425, 429})
 """Refusals that may pass. Every other 4xx says that the receiver never takes this message."""
 
 Address: TypeAlias = IPv4Address | IPv6Address
+Reply: TypeAlias = tuple[int, httpx.Headers, bytes]
+"""The status of a response, its fields, and the first bytes of its body as they came."""
 
 _LOGGERS: Final = (
     "httpx",
@@ -133,26 +135,25 @@ class Webhook:
                 fields.update(self._headers_of(message))
             # Last, so that no function of the application changes the id.
             fields.update({"webhook-id": message.message_id, "Idempotency-Key": message.message_id})
-            response = self._post(self._url_of(message), message.body, fields)
+            status, headers, content = self._post(self._url_of(message), message.body, fields)
         except (SendFailed, Undeliverable) as error:
             return error
         except httpx.HTTPError as error:
             return SendFailed(f"no response ({type(error).__name__})")
-        status = response.status_code
-        if response.headers.get("Idempotency-Status") == "paused":
+        if headers.get("Idempotency-Status") == "paused":
             # Steps of it are done, whatever the status says of the next one. Only this id goes on behind them.
             return SendFailed(f"the receiver paused it with status {status}")
-        verdict = read(status, response.headers, response.content).verdict
+        verdict = read(status, headers, content).verdict
         if verdict in (Verdict.NOT_KEPT, Verdict.ERASED, Verdict.EXPIRED) or 200 <= status < 300:
             return None
         if 400 <= status < 500 and status not in AGAIN:
             return Undeliverable(f"the receiver refused it with status {status}")
         return SendFailed(f"the receiver responded with status {status}")
 
-    def _post(self, url: str, body: bytes, fields: Mapping[str, str]) -> httpx.Response:
+    def _post(self, url: str, body: bytes, fields: Mapping[str, str]) -> Reply:
         """Send in a thread. httpx starts its timeout again with each byte, so a receiver could hold the relay for hours."""
         receiver = httpx.URL(url).copy_with(path="/", query=None, fragment=None)
-        client, responded = self._opened(receiver), Future[httpx.Response]()
+        client, responded = self._opened(receiver), Future[Reply]()
 
         def post() -> None:
             _here.sends = True
@@ -164,7 +165,7 @@ class Webhook:
         # `allow` may need the application's context, as `url_of` has it.
         threading.Thread(target=copy_context().run, args=(post,), name="flask_idempotency.webhook", daemon=True).start()
         try:
-            response = responded.result(TIMEOUT_SECONDS)
+            reply = responded.result(TIMEOUT_SECONDS)
         except TimeoutError:
             # The thread ends at its next byte, or at its own timeout.
             with suppress(Exception):
@@ -174,12 +175,12 @@ class Webhook:
             client.close()
             raise
         self._keep(client, receiver)
-        return response
+        return reply
 
-    def _sent_by(self, client: httpx.Client, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> httpx.Response:
+    def _sent_by(self, client: httpx.Client, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> Reply:
         if self._allow is None:
-            return client.post(url, content=body, headers=fields)
-        host, response = url.raw_host.decode("ascii").lower(), None
+            return _posted(client, url, content=body, headers=fields)
+        host, reply = url.raw_host.decode("ascii").lower(), None
         allowed = list(self._allowed(self._allow, host, url.port or (443 if url.scheme == "https" else 80)))
         # The name stays in the Host field, and in the certificate that is asked for.
         fields = httpx.Headers(fields)
@@ -189,11 +190,11 @@ class Webhook:
             there = url.copy_with(host=str(address))
             named = {"sni_hostname": host}
             with suppress(*((httpx.ConnectError, httpx.ConnectTimeout) if number < len(allowed) else ())):
-                response = client.post(there, content=body, headers=fields, extensions=named, timeout=timeout)
+                reply = _posted(client, there, content=body, headers=fields, extensions=named, timeout=timeout)
                 break
-        if response is None:
+        if reply is None:
             raise SendFailed("no address of the receiver is allowed")
-        return response
+        return reply
 
     def _allowed(self, allow: Callable[[str, Address], bool], host: str, port: int) -> Iterator[Address]:
         """Yield the addresses of this host that the application takes."""
@@ -221,7 +222,7 @@ class Webhook:
                 self._verify = httpx.create_ssl_context(**given)
         options = {name: value for name, value in self._http.items() if name not in ("verify", "cert")}
         return httpx.Client(
-            transport=_Bounded(httpx.HTTPTransport(verify=self._verify, **options)),
+            transport=httpx.HTTPTransport(verify=self._verify, **options),
             timeout=TIMEOUT_SECONDS,
             follow_redirects=False,
             trust_env=False,
@@ -240,29 +241,12 @@ class Webhook:
             old.close()
 
 
-class _Bounded(httpx.BaseTransport):
-    """Reads the first bytes of each response. A receiver may send without end, or a little that unpacks to gigabytes."""
-
-    def __init__(self, inner: httpx.BaseTransport) -> None:
-        self._inner = inner
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = self._inner.handle_request(request)
+def _posted(client: httpx.Client, url: httpx.URL, **options: Any) -> Reply:
+    """Send, and read the first bytes of the response: some receiver may send without end, or gigabytes in a small package."""
+    with client.stream("POST", url, **options) as response:
         data = bytearray()
-        try:
-            for piece in cast("httpx.SyncByteStream", response.stream):
-                data += piece
-                if len(data) >= MAX_RESPONSE_BYTES:
-                    break
-        finally:
-            response.close()
-        # Bytes that may be cut are not decoded, and have another length.
-        fields = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_WHOLE]
-        stream = httpx.ByteStream(bytes(data[:MAX_RESPONSE_BYTES]))
-        return httpx.Response(response.status_code, headers=fields, stream=stream, extensions=response.extensions)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-_OF_WHOLE: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+        for piece in response.iter_raw():
+            data += piece
+            if len(data) >= MAX_RESPONSE_BYTES:
+                break
+        return response.status_code, response.headers, bytes(data[:MAX_RESPONSE_BYTES])

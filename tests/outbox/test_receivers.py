@@ -87,7 +87,7 @@ class Until:
 
 def relay_of(shop: Shop, takes: Callable[[Message], float]) -> tuple[Relay, Simulated]:
     relay, calls = shop.relay, Simulated(shop, takes)
-    relay._monotonic, relay._calls = lambda: shop.clock.now, calls
+    relay.monotonic, relay.calls = lambda: shop.clock.now, calls
     return relay, calls
 
 

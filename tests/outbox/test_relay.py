@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import pytest
 from sqlalchemy import text
@@ -324,7 +323,7 @@ def test_a_slow_receiver_gives_the_rest_back(open_shop: OpenShop) -> None:
 
     slow.fail = pass_time
     relay = shop.relay
-    relay._monotonic = lambda: now[0]
+    relay.monotonic = lambda: now[0]
 
     assert RelayReport(2) == relay.run_once()
     assert [None, None] == [row.holder for row in shop.rows()]
@@ -366,7 +365,7 @@ def test_a_relay_that_lost_its_hold_sends_no_more(shop: Shop) -> None:
 
     shop.sent.fail = suspended
     relay = shop.relay
-    relay._monotonic = lambda: 0.0
+    relay.monotonic = lambda: 0.0
 
     relay.run_once()
 
@@ -503,20 +502,18 @@ def send_with_two_relays(shop: Shop, *, rows: int, keys: int, writers: int = 2) 
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
     senders = [threading.Thread(target=send) for _ in range(2)]
-    with ExitStack() as ends:
-        ends.callback(stop.close)
-        for thread in (*threads, *senders):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        give_up = threading.Event()
-        for _ in range(3000):
-            if failures or not shop.table.counts().waiting:
-                break
-            give_up.wait(0.02)
-        stop.set()
-        for thread in senders:
-            thread.join()
+    for thread in (*threads, *senders):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    give_up = threading.Event()
+    for _ in range(3000):
+        if failures or not shop.table.counts().waiting:
+            break
+        give_up.wait(0.02)
+    stop.set()
+    for thread in senders:
+        thread.join()
     assert [] == failures
     return together.messages
 
@@ -582,7 +579,6 @@ def test_a_relay_waits_for_its_database(caplog: pytest.LogCaptureFixture, monkey
             return RelayReport()
 
     report = run(Away(), stop=stop, poll=0.01)  # type: ignore[arg-type]
-    stop.close()
 
     assert (RelayReport(), 2) == (report, len(tries))
     assert [1.0, 2.0] == waits
