@@ -37,7 +37,7 @@ class Lent:
     def to(self, clock: Clock) -> SqlStore:
         self._clock = clock
         # As one that has met no quota yet: what it has learned from another test would spare this one a statement.
-        self.store.statements.completing.counts = False
+        self.store.completing.counts = False
         return self.store
 
 

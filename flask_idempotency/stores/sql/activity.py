@@ -158,10 +158,10 @@ class SqlObservations(SqlCapability):
 
     def _observe(self, connection: RecordConnection, given: dict[str, Any]) -> Observed:
         for _ in range(TRIES):
-            row = connection.execute(self._statement(observe), given).one_or_none()
+            row = self._send(connection, observe, given).one_or_none()
             if row is None:
                 # It is another request's. Read it, unless it ends or lapses between the two statements.
-                row = connection.execute(self._statement(read_observation), given).one_or_none()
+                row = self._send(connection, read_observation, given).one_or_none()
                 if row is None or row.free:
                     continue
             return _sighted(row, given["my_token"], given["my_fingerprint"])
@@ -169,7 +169,7 @@ class SqlObservations(SqlCapability):
 
     def _write(self, make: Make, key: StorageKey, token: bytes, **more: Any) -> None:
         given = {"my_record_id": key.rid, "my_token": token, "now": self._now(), **more}
-        self._database.send(lambda connection: connection.execute(self._statement(make), given))
+        self._database.send(lambda connection: self._send(connection, make, given))
 
 
 def _sighted(row: Any, token: bytes, fingerprint: bytes) -> Observed:

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection
 
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.dialects import Dialect, made
+from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY
 
 Make: TypeAlias = Callable[[Dialect], Any]
@@ -24,20 +25,10 @@ class SqlCapability:
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database
         self._now = now
-        self._made: dict[tuple[Make, str], Any] = {}
 
-    def _statement(self, make: Make, dialect: Dialect | None = None) -> Any:
-        """Return this statement. It is made once, so that SQLAlchemy compiles it once."""
-        dialect = self._database.dialect if dialect is None else dialect
-        statement = self._made.get((make, dialect.name))
-        if statement is None:
-            # The first two threads may both do this: both make the same.
-            statement = self._made[make, dialect.name] = make(dialect)
-        return statement
-
-    def _send(self, connection: Connection, make: Make, parameters: Any) -> Any:
+    def _send(self, connection: RecordConnection, make: Make, parameters: Any) -> Any:
         """Return the result of this statement on a connection that the caller has."""
-        return connection.execute(self._statement(make), parameters)
+        return connection.execute(made(make, self._database.dialect), parameters)
 
     def _page(
         self, ends: Make, make: Make, *, limit: int, looked: int = 0, long: bool = False, **parameters: Any
@@ -60,14 +51,14 @@ class SqlCapability:
     def _rows(self, make: Make, *, long: bool = False, **parameters: Any) -> Sequence[Any]:
         """Return all rows. `long` as for `Database.run`."""
         given = {**parameters, "now": self._now()}
-        return self._database.run(lambda c: c.execute(self._statement(make), given).all(), long=long)
+        return self._database.run(lambda c: self._send(c, make, given).all(), long=long)
 
     def _row(self, make: Make, **parameters: Any) -> Any | None:
         """Return the only row, or None if there is none."""
         given = {**parameters, "now": self._now()}
-        return self._database.run(lambda c: c.execute(self._statement(make), given).one_or_none())
+        return self._database.run(lambda c: self._send(c, make, given).one_or_none())
 
     def _change(self, make: Make, *, long: bool = False, **parameters: Any) -> int:
         """Return how many rows the statement changed."""
         given = {**parameters, "now": self._now()}
-        return self._database.run(lambda c: c.execute(self._statement(make), given).rowcount, long=long)
+        return int(self._database.run(lambda c: self._send(c, make, given).rowcount, long=long))

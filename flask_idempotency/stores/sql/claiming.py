@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
@@ -39,7 +39,7 @@ from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import completion, dialects, quota, statements
 from flask_idempotency.stores.sql.completion import entry
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, made
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
 from flask_idempotency.stores.sql.mysql import NUMBERED
@@ -165,6 +165,13 @@ def refusal(standing: Any) -> OverQuota | None:
     return None
 
 
+_MAKES: Final[Mapping[Move, Callable[[Dialect], Any]]] = {
+    Move.RECLAIM: statements.reclaim,
+    Move.TAKE_OVER: statements.take_over,
+    Move.QUARANTINE: statements.quarantine_expired,
+}
+
+
 class ClaimWriter:
     """Write what a claim found to be due, if the row still is what the claim read.
 
@@ -172,15 +179,8 @@ class ClaimWriter:
     """
 
     def __init__(self, dialect: Dialect) -> None:
-        self._insert = statements.insert(dialect)
-        self._reclaim = statements.reclaim(dialect)
-        self._take_over = statements.take_over(dialect)
-        self._quarantine = statements.quarantine_expired(dialect)
-        self._insert_numbered = statements.insert(dialect, numbered=True) if dialect.name == MYSQL else self._insert
+        self._dialect = dialect
         self._within = dialect.name == POSTGRESQL
-        if self._within:
-            self._insert_within = quota.insert_within(dialect)
-            self._reclaim_within = quota.reclaim_within(dialect)
 
     def insert(
         self, connection: RecordConnection, query: ClaimQuery, *, fence: int | None = None, numbered: bool = False
@@ -191,8 +191,10 @@ class ClaimWriter:
         """
         if self._within and query.must_wait:
             return None
-        plain = self._insert_numbered if numbered else self._insert
-        statement = self._insert_within if self._within and query.quota is not None else plain
+        if self._within and query.quota is not None:
+            statement = made(quota.insert_within, self._dialect)
+        else:
+            statement = made(statements.insert, self._dialect, numbered=numbered)
         granted = connection.execute(statement, {**query.parameters, "my_fence": fence}).scalar_one_or_none()
         return None if granted is None else Grant(query.token, fence or granted, 1, query.lease / 1_000_000)
 
@@ -210,17 +212,11 @@ class ClaimWriter:
         """
         if self._within and move is Move.RECLAIM and query.must_wait:
             return None
-        match move:
-            case Move.RECLAIM:
-                statement = self._reclaim_within if self._within and query.quota is not None else self._reclaim
-            case Move.TAKE_OVER:
-                statement = self._take_over
-            case Move.QUARANTINE:
-                statement = self._quarantine
-            case unexpected:
-                assert_never(unexpected)
+        make = _MAKES[move]
+        if self._within and move is Move.RECLAIM and query.quota is not None:
+            make = quota.reclaim_within
         seen = {"seen_state": row.state, "seen_token": row.token, "seen_fence": row.fence, "my_fence": fence}
-        written = connection.execute(statement, {**query.parameters, **seen}).one_or_none()
+        written = connection.execute(made(make, self._dialect), {**query.parameters, **seen}).one_or_none()
         if written is None:
             return None
         if move is Move.QUARANTINE:
@@ -240,10 +236,7 @@ class QuotaGate:
     """PostgreSQL: repeat the tries of all strategies, and check the tenant's quota."""
 
     def __init__(self, dialect: Dialect, writer: ClaimWriter) -> None:
-        self._lock = quota.tenant_lock(dialect)
-        self._read = statements.read(dialect)
-        self._standing = quota.tenant_counts(dialect)
-        self._wait_to_reclaim = statements.wait_to_reclaim(dialect)
+        self._dialect = dialect
         self._writer = writer
 
     def retry(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome:
@@ -259,7 +252,7 @@ class QuotaGate:
             if waited:
                 break
             try:
-                connection.execute(self._wait_to_reclaim, query.parameters).all()
+                connection.execute(made(statements.wait_to_reclaim, self._dialect), query.parameters).all()
             except DBAPIError as error:
                 if not is_lock_timeout(error):
                     raise
@@ -295,29 +288,29 @@ class QuotaGate:
 
         Uncommitted claims are invisible here. They could only make the tenant fuller.
         """
-        standing = checked(connection.execute(self._standing, query.parameters).one())
+        standing = checked(connection.execute(made(quota.tenant_counts, self._dialect), query.parameters).one())
         refused = refusal(standing)
         if refused is None or not standing.known:
             return refused
         # The last place may have gone to this very key, and a known key is not refused.
-        found = connection.execute(self._read, query.parameters).one_or_none()
+        found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
         row = None if found is None else row_of(found)
         return refused if row is None or is_gone(row) else self._writer.apply(connection, row, query)
 
     def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Claim under the tenant's lock, in the caller's transaction. None: the row changed between the read and the write."""
-        connection.execute(self._lock, query.parameters)
+        connection.execute(made(quota.tenant_lock, self._dialect), query.parameters)
         # In separate statements: the next one sees what others committed while the first waited for the lock.
         outcome = self._writer.insert(connection, query)
         if outcome is not None:
             return outcome
-        found = connection.execute(self._read, query.parameters).one_or_none()
+        found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
         if found is not None:
             row = row_of(found)
             outcome = self._writer.apply(connection, row, query)
             if outcome is not None or not is_gone(row):
                 return outcome
-        return refusal(checked(connection.execute(self._standing, query.parameters).one()))
+        return refusal(checked(connection.execute(made(quota.tenant_counts, self._dialect), query.parameters).one()))
 
     def _alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
@@ -362,9 +355,11 @@ class Insert:
     A row that has to be changed takes a second statement.
     """
 
+    _queues = False
+    """Whether claims that insert a row wait for each other by their key's number."""
+
     def __init__(self, dialect: Dialect) -> None:
-        self._claim_or_read = statements.claim_or_read(dialect)
-        self._read = statements.read(dialect)
+        self._dialect = dialect
         self._writer = ClaimWriter(dialect)
         self._gate = QuotaGate(dialect, self._writer)
 
@@ -384,11 +379,13 @@ class Insert:
         """Try to claim. None: the row changed between the read and the write."""
         if query.quota is not None:
             # Read first: with a quota the inserting statement is long, and a replay must not pay for planning it.
-            found = connection.execute(self._read, query.parameters).one_or_none()
+            found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
             if found is None:
                 return self._writer.insert(connection, query)
             return self._apply(connection, row_of(found), query)
-        fence, *found = connection.execute(self._claim_or_read, query.parameters).one()
+        fence, *found = connection.execute(
+            made(statements.claim_or_read, self._dialect, queues=self._queues), query.parameters
+        ).one()
         if fence is not None:
             return query.granted(fence, attempt=1)
         if found[0] is None:
@@ -412,13 +409,8 @@ class InsertInTurn:
     """
 
     def __init__(self, dialect: Dialect) -> None:
-        self._read = statements.read(dialect)
+        self._dialect = dialect
         self._in_turn = dialect.name == MYSQL
-        self._read_again = statements.read_locked(dialect) if self._in_turn else self._read
-        self._next_fence = statements.next_fence(dialect)
-        self._next_number = statements.next_number(dialect)
-        self._standing = quota.tenant_counts(dialect)
-        self._book = completion.book(dialect)
         self._writer = ClaimWriter(dialect)
 
     def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
@@ -429,7 +421,7 @@ class InsertInTurn:
             granted = self._writer.insert(connection, query, numbered=True)
             if granted is not None:
                 return granted
-        found = connection.execute(self._read, query.parameters).one_or_none()
+        found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
         if found is not None:
             outcome = classify(row_of(found), query)
             if not isinstance(outcome, Move):
@@ -438,15 +430,16 @@ class InsertInTurn:
             fence = None
             if query.quota is not None if numbered else self._in_turn or (found is None and query.quota is None):
                 # On MySQL no other claim is granted from here on, so that the counts of a quota stay right.
-                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
+                fence = connection.execute(made(statements.next_fence, self._dialect), query.parameters).scalar_one()
             if found is None and query.quota is None:
                 granted = self._writer.insert(connection, query, fence=fence, numbered=numbered)
                 if granted is not None:
                     return granted
                 # Another worker was faster.
-            found = connection.execute(self._read_again, query.parameters).one_or_none()
+            read_again = statements.read_locked if self._in_turn else statements.read
+            found = connection.execute(made(read_again, self._dialect), query.parameters).one_or_none()
             if found is None and self._in_turn:
-                locked = connection.execute(self._read, query.parameters).one_or_none()
+                locked = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
                 if locked is not None:
                     return _LEAVING if is_gone(row_of(locked)) else InFlight(RETRY_SECONDS)
             row = None if found is None else row_of(found)
@@ -462,10 +455,10 @@ class InsertInTurn:
                 fence = (
                     None
                     if row is None or outcome is Move.QUARANTINE
-                    else connection.execute(self._next_number).scalar_one()
+                    else connection.execute(made(statements.next_number, self._dialect)).scalar_one()
                 )
             elif fence is None and outcome is not Move.QUARANTINE:
-                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
+                fence = connection.execute(made(statements.next_fence, self._dialect), query.parameters).scalar_one()
             if self._in_turn and row is not None and fence is not None:
                 # As on PostgreSQL: the source of fences may have changed, or gone back with a backup or a clock.
                 fence = max(fence, row.fence + 1)
@@ -481,14 +474,14 @@ class InsertInTurn:
 
     def _refuse_or_count(self, connection: RecordConnection, query: ClaimQuery) -> OverQuota | None:
         """Return why this new key must not be granted; else count it. No other connection writes now, so this is exact."""
-        standing = checked(connection.execute(self._standing, query.parameters).one())
+        standing = checked(connection.execute(made(quota.tenant_counts, self._dialect), query.parameters).one())
         refused = refusal(standing)
         if refused is None and standing.max_new_keys is not None:
             bucket_end = (standing.now // standing.max_window_length + 1) * standing.max_window_length
             counted = entry(
                 kind=NEW_KEYS, bucket_end=bucket_end, window_length=standing.max_window_length, records=1, stored=0
             )
-            connection.execute(self._book, {**query.parameters, **counted})
+            connection.execute(made(completion.book, self._dialect), {**query.parameters, **counted})
         return refused
 
 
@@ -511,10 +504,6 @@ class RowLock(Insert):
     can distinguish an absent row from a locked one, which `SKIP LOCKED` alone cannot. A replay does not write.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
-        super().__init__(dialect)
-        self._read_locked = statements.read_locked(dialect)
-
     def _apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         outcome = classify(row, query)
         if not isinstance(outcome, Move):
@@ -525,7 +514,7 @@ class RowLock(Insert):
             return None if found is None else self._writer.apply(connection, row_of(found), query)
 
     def _locked(self, connection: RecordConnection, query: ClaimQuery) -> Any | None:
-        return connection.execute(self._read_locked, query.parameters).one_or_none()
+        return connection.execute(made(statements.read_locked, self._dialect), query.parameters).one_or_none()
 
 
 class Advisory(RowLock):
@@ -535,19 +524,16 @@ class Advisory(RowLock):
     nor do new keys within a quota, so every write still compares.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
-        super().__init__(dialect)
-        self._claim_or_read = statements.claim_or_read(dialect, queues=True)
-        self._lock = statements.advisory_lock(dialect)
+    _queues = True
 
     def _try(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         numbered = {**query.parameters, "my_number": number_of(query.request.key.rid)}
         return super()._try(connection, replace(query, parameters=numbered))
 
     def _locked(self, connection: RecordConnection, query: ClaimQuery) -> Any | None:
-        connection.execute(self._lock, query.parameters)
+        connection.execute(made(statements.advisory_lock, self._dialect), query.parameters)
         # In a separate statement: a claim that waited for the lock sees what was there before it waited.
-        return connection.execute(self._read, query.parameters).one_or_none()
+        return connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
 
 
 def number_of(rid: bytes) -> int:

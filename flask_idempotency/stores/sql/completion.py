@@ -1,20 +1,14 @@
 """The statements that put a response into a record, or change one that is there, and the class that completes a record.
 
-The completing statement has several forms, so that no response pays for a feature that it does not use:
-
-* `sealed` completes only if the tenant's data key exists and the tenant was not erased since the first request.
-* `counted` also updates the quota ledger. The plain form changes no counted record.
-* `closes` also removes the journal of a request with durable steps. A resolver's form always does.
-* `remembers` lets the record outlive its response.
-* `tells` returns the row, for the application's transaction. On PostgreSQL the statement sets a lock timeout until that
-  transaction ends, and a second read would run under it.
+The completing statement has several forms, so that no response pays for a feature that it does not use: see `Form`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -24,7 +18,7 @@ from flask_idempotency.engine.model import CORRUPT, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, bigint, binary, integer, string
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, bigint, binary, integer, made, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.schema import (
@@ -57,27 +51,32 @@ _r = records.c
 _bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
-def complete(
-    dialect: Dialect,
-    *,
-    sealed: bool = False,
-    counted: bool = False,
-    tells: bool = False,
-    closes: bool = False,
-    remembers: bool = False,
-) -> Any:
+class Form(NamedTuple):
+    """The form of a completing statement."""
+
+    sealed: bool = False
+    """Complete only if the tenant's data key exists and the tenant was not erased since the first request."""
+    counted: bool = False
+    """Also update the quota ledger. The plain form changes no counted record."""
+    tells: bool = False
+    """Return the row, for the application's transaction. On PostgreSQL the statement sets a lock timeout until that
+    transaction ends, and a second read would run under it."""
+    closes: bool = False
+    """Also remove the journal of a request with durable steps."""
+    remembers: bool = False
+    """Let the record outlive its response."""
+
+
+def complete(dialect: Dialect, form: Form) -> Any:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    return _completed(
-        dialect, statement, now, sealed=sealed, counted=counted, tells=tells, closes=closes, remembers=remembers
-    )
+    return _completed(dialect, statement, now, form)
 
 
-def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False, remembers: bool = False) -> Any:
+def resolve(dialect: Dialect, form: Form) -> Any:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
-    mine = statement.values(token=binary("my_token"))
-    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False, closes=True, remembers=remembers)
+    return _completed(dialect, statement.values(token=binary("my_token")), now, form._replace(closes=True))
 
 
 def drop_journal(dialect: Dialect) -> sa.Delete:
@@ -102,17 +101,8 @@ def may_be_sealed() -> sa.ColumnElement[bool]:
     return sa.and_(_key_is_there(), _unerased())
 
 
-def _completed(
-    dialect: Dialect,
-    statement: sa.Update,
-    now: sa.ColumnElement[int],
-    *,
-    sealed: bool,
-    counted: bool,
-    tells: bool,
-    closes: bool,
-    remembers: bool,
-) -> Any:
+def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int], form: Form) -> Any:
+    sealed, counted, tells, closes, remembers = form
     # If the clock was set back since the request, the completion would come first, and no valid row has that.
     begins = dialect.larger(now, _r.requested_at)
     ends, until = begins + bigint("keep"), begins + bigint("remember")
@@ -294,15 +284,31 @@ def outlives_response() -> sa.ColumnElement[bool]:
 
 
 COUNTED_BY: Final = (_r.completed_at, _r.expires_at, _r.response_expires_at, _r.response_size)
-"""The columns that `shares` reads."""
+"""The columns of a completed row that say how a quota counts it."""
 
 
-def shares(row: Any) -> list[tuple[int, int, int]]:
-    """Return how a quota counts this completed row: the end of each bucket, with its records and its bytes."""
-    kept, completed_at = row.response_expires_at, row.completed_at
-    if isinstance(kept, int) and isinstance(completed_at, int) and kept >= completed_at:
-        return [(kept, 0, row.response_size), (row.expires_at, 1, 0)]
-    return [(row.expires_at, 1, row.response_size)]
+def shares(expires_at: int, size: int, response_expires_at: int | None = None) -> list[tuple[int, int, int]]:
+    """Return how a quota counts a completed record: the end of each bucket, with its records and its bytes.
+
+    Pass `response_expires_at` if the record outlives its response.
+    """
+    if response_expires_at is None:
+        return [(expires_at, 1, size)]
+    return [(expires_at, 1, 0), (response_expires_at, 0, size)]
+
+
+def count(
+    connection: SessionConnection,
+    dialect: Dialect,
+    parameters: Mapping[str, Any],
+    shares: Iterable[tuple[int, int, int]],
+    *,
+    sign: int = 1,
+) -> None:
+    """Add these shares to the quota ledger, or subtract them. `parameters` hold `my_tenant_id` and `my_shard`."""
+    for end, one, stored in shares:
+        amounts = entry(bucket_end=end, records=sign * one, stored=sign * stored)
+        connection.execute(made(book, dialect), {**parameters, **amounts})
 
 
 def _succeeded() -> sa.ColumnElement[int]:
@@ -353,11 +359,7 @@ class CompletionWriter:
     """Complete records with the form of the statement that each needs. Use the plain form until a record is counted."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._made: dict[tuple[bool, bool, bool, bool, bool, bool], Any] = {}
-        self._book = book(dialect)
-        self._drop_journal = drop_journal(dialect)
-        self._why_not_sealed = why_not_sealed(dialect)
+        self.dialect: Dialect = dialect
         self.counts: bool = False
         """True if quotas are in use. While it is False, a counted record costs one more statement."""
 
@@ -380,20 +382,10 @@ class CompletionWriter:
         * `checked`: the caller has just called `refuse_without_key`.
         * `closes`: remove the journal too. `resolving` always does.
         """
-        counted, several = self.counts, self._dialect.name != POSTGRESQL
-        sealed, closes = bool(parameters["my_data_key_number"]) and not checked, closes or resolving
-        remembers = "remember" in parameters
-        statement = self._made.get((resolving, sealed, counted, tells, closes, remembers))
-        if statement is None:
-            # The first two threads may both do this: both build the same.
-            if resolving:
-                statement = resolve(self._dialect, sealed=sealed, counted=counted, remembers=remembers)
-            else:
-                statement = complete(
-                    self._dialect, sealed=sealed, counted=counted, tells=tells, closes=closes, remembers=remembers
-                )
-            self._made[resolving, sealed, counted, tells, closes, remembers] = statement
-        if not (several and (counted or closes)):
+        dialect, counted, closes = self.dialect, self.counts, closes or resolving
+        sealed, remembers = bool(parameters["my_data_key_number"]) and not checked, "remember" in parameters
+        statement = made(resolve if resolving else complete, dialect, Form(sealed, counted, tells, closes, remembers))
+        if dialect.name == POSTGRESQL or not (counted or closes):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
         with (
@@ -403,14 +395,10 @@ class CompletionWriter:
         ):
             found = connection.execute(statement, parameters).one_or_none()
             if found is not None and closes:
-                connection.execute(self._drop_journal, parameters)
+                connection.execute(made(drop_journal, dialect), parameters)
             if found is not None and counted and found.in_quota:
-                ends = found.expires_at
-                buckets = [(ends, 1, found.response_size)]
-                if remembers:
-                    buckets = [(ends, 1, 0), (found.response_expires_at, 0, found.response_size)]
-                for end, one, stored in buckets:
-                    connection.execute(self._book, {**parameters, **entry(bucket_end=end, records=one, stored=stored)})
+                kept = found.response_expires_at if remembers else None
+                count(connection, dialect, parameters, shares(found.expires_at, found.response_size, kept))
         return found
 
     def look_again(self, connection: SessionConnection, parameters: dict[str, Any], standing: Any) -> None:
@@ -420,9 +408,8 @@ class CompletionWriter:
 
     def refuse_without_key(self, connection: SessionConnection, parameters: dict[str, Any]) -> None:
         """Raise `DataKeyMissing` if a completion with these parameters would fail for want of its data key."""
-        if not is_sealed(parameters):
-            return
-        refuse_sealed(connection.execute(self._why_not_sealed, parameters).one_or_none())
+        if is_sealed(parameters):
+            refuse_sealed(connection.execute(made(why_not_sealed, self.dialect), parameters).one_or_none())
 
 
 def refuse_sealed(why: Any | None) -> None:

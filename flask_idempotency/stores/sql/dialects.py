@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -31,7 +33,7 @@ SHORT_LOCK_TIMEOUT_MS: Final = 100
 processes, because a bare try would find the lock taken each time. It is short, because the pool lacks the connection."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
     """One kind of database. Times are whole microseconds since the epoch, by the server's clock."""
 
@@ -128,6 +130,15 @@ DIALECTS: Final = {
         returns=False,
     ),
 }
+
+
+@cache
+def made(make: Callable[..., Any], dialect: Dialect, *form: Any, **options: Any) -> Any:
+    """Return the statement that `make` makes for this dialect, in this form.
+
+    It is the same object each time, so that SQLAlchemy and `Driver` compile it once. The first two threads may both make it.
+    """
+    return make(dialect, *form, **options)
 
 
 def kind_of(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeAlias, get_args
 
-from sqlalchemy import Connection, Delete, Select
+from sqlalchemy import Connection
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import (
@@ -33,7 +33,7 @@ from flask_idempotency.stores.sql import journal_statements as statements
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter, refuse_sealed
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds, made
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
 from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing, readable
@@ -51,46 +51,11 @@ PAYLOAD_STATUS: Final = 0
 """A step has no HTTP status, so its row does not keep one."""
 
 
-class JournalStatements:
-    """The statements of a running step. Each store builds them once, so that each of them is compiled once."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._writes: dict[tuple[tuple[Form, ...], bool, bool], Any] = {}
-        self._enters: dict[Form, Any] = {}
-        self._holds = statements.hold(dialect, opens=False), statements.hold(dialect, opens=True)
-        self.withdraw: Delete = statements.withdraw(dialect)
-        self.why_not_held: Select[Any] = statements.why_not_held(dialect)
-        self.recall: Select[Any] = statements.recall(dialect)
-        self.drop: Delete = statements.drop(dialect)
-
-    def hold(self, writing: JournalWrite) -> Any:
-        return self._holds[not writing.in_doubt]
-
-    def write(self, writing: JournalWrite, *, sealed: bool) -> Any:
-        form = tuple(map(_form, writing.enter)), not writing.in_doubt, sealed
-        statement = self._writes.get(form)
-        if statement is None:
-            # The first two threads may both do this: both build the same.
-            forms, opens, _ = form
-            statement = statements.write(self._dialect, forms, opens=opens, sealed=sealed)
-            self._writes[form] = statement
-        return statement
-
-    def enter(self, entry: Entry) -> Any:
-        form = _form(entry)
-        statement = self._enters.get(form)
-        if statement is None:
-            # As in `write`.
-            statement = self._enters[form] = statements.enter(self._dialect, form)
-        return statement
-
-
 class JournalWriter:
     """Sends one write to a journal, over any connection: the store's own, or that of the application's session."""
 
     def __init__(self, dialect: Dialect, completing: Callable[[], CompletionWriter]) -> None:
-        self.statements: JournalStatements = JournalStatements(dialect)
+        self._dialect = dialect
         self._in_one = dialect.name == POSTGRESQL
         self._completing = completing
 
@@ -100,22 +65,24 @@ class JournalWriter:
         `parameters` come from `parameters_of`. Without a transaction, call it only if `is_one_statement`. Raises
         `DataKeyMissing` if that was the reason; the caller rolls back.
         """
-        made = self.statements
+        dialect, opens, forms = self._dialect, not writing.in_doubt, tuple(map(_form, writing.enter))
         if self.is_one_statement(writing):
             given: dict[str, Any] = {"my_data_key_number": _sealing_number(writing.enter), **parameters}
             for number, entry in enumerate(writing.enter):
                 given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
-            statement = made.write(writing, sealed=bool(given["my_data_key_number"]))
+            sealed = bool(given["my_data_key_number"])
+            statement = made(statements.write, dialect, forms, opens=opens, sealed=sealed)
             return connection.execute(statement, given).one_or_none() is not None
-        held = connection.execute(made.hold(writing), parameters).one_or_none()
+        held = connection.execute(made(statements.hold, dialect, opens=opens), parameters).one_or_none()
         if held is None:
             return False
         self.refuse_without_keys(connection, parameters, writing.enter)
         of_life = _of_life(parameters, held)
         for step in writing.withdraw:
-            connection.execute(made.withdraw, {**of_life, "my_step_id": step})
-        for number, entry in enumerate(writing.enter):
-            connection.execute(made.enter(entry), {**of_life, **entered(entry, parameters["my_write"], number)})
+            connection.execute(made(statements.withdraw, dialect), {**of_life, "my_step_id": step})
+        for number, (entry, form) in enumerate(zip(writing.enter, forms, strict=True)):
+            given = {**of_life, **entered(entry, parameters["my_write"], number)}
+            connection.execute(made(statements.enter, dialect, form), given)
         return True
 
     def is_one_statement(self, writing: JournalWrite) -> bool:
@@ -143,7 +110,7 @@ class JournalWriter:
 
         Raises `LeaseLost` if this grant lost the record, and `DataKeyMissing` if that was the reason.
         """
-        found = connection.execute(self.statements.why_not_held, parameters).one_or_none()
+        found = connection.execute(made(statements.why_not_held, self._dialect), parameters).one_or_none()
         if found is None:
             raise LeaseLost("the record is gone")
         check_standing(found)
@@ -244,8 +211,7 @@ class SqlJournals(SqlCapability):
 
     def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
         parameters = {"my_record_id": key.rid, "my_token": token, "my_fence": fence}
-        statement = self.writer.statements.recall
-        rows = self._database.send(lambda connection: connection.execute(statement, parameters).all())
+        rows = self._database.send(lambda connection: self._send(connection, statements.recall, parameters).all())
         if not rows:
             raise LeaseLost("the record belongs to another worker, or is completed")
         return _journal(rows)
@@ -275,17 +241,17 @@ class SqlJournals(SqlCapability):
 
         def resume(connection: Connection) -> bool:
             with transaction(connection):
-                held = connection.execute(statements.resume(dialect), parameters).one_or_none()
+                held = self._send(connection, statements.resume, parameters).one_or_none()
                 if held is None:
-                    found = connection.execute(statements.why_not_held(dialect), parameters).one_or_none()
+                    found = self._send(connection, statements.why_not_held, parameters).one_or_none()
                     return found is not None and bool(found.token == token)
                 self.writer.refuse_without_keys(connection, parameters, writing.enter)
                 of_life = _of_life(parameters, held)
                 for step in writing.withdraw:
-                    connection.execute(statements.withdraw_any(dialect), {**of_life, "my_step_id": step})
+                    self._send(connection, statements.withdraw_any, {**of_life, "my_step_id": step})
                 for number, entry in enumerate(writing.enter):
                     given = entered(entry, journal.write + 1, number)
-                    connection.execute(statements.settle(dialect, _form(entry)), {**of_life, **given})
+                    connection.execute(made(statements.settle, dialect, _form(entry)), {**of_life, **given})
             return True
 
         return self._database.run(resume)
@@ -322,10 +288,10 @@ class SqlJournals(SqlCapability):
         }
 
         def replace(connection: Connection) -> bool:
-            replaced = connection.execute(statements.replace(dialect, sealed=sealed), parameters).one_or_none()
+            replaced = connection.execute(made(statements.replace, dialect, sealed=sealed), parameters).one_or_none()
             if replaced is not None or not sealed:
                 return replaced is not None
-            refuse_sealed(connection.execute(statements.why_not_replaced(dialect), parameters).one_or_none())
+            refuse_sealed(self._send(connection, statements.why_not_replaced, parameters).one_or_none())
             return False
 
         return self._database.run(replace)
@@ -351,7 +317,7 @@ class SqlJournals(SqlCapability):
     def drop(self, key: StorageKey, requested_at: int) -> None:
         """Remove what is recorded of this life of a record that is free."""
         parameters = {"my_record_id": key.rid, "my_requested_at": requested_at}
-        self._database.send(lambda connection: connection.execute(self.writer.statements.drop, parameters))
+        self._database.send(lambda connection: self._send(connection, statements.drop, parameters))
 
     def _write(self, connection: RecordConnection, parameters: dict[str, Any], writing: JournalWrite) -> None:
         writer = self.writer

@@ -41,6 +41,7 @@ from flask_idempotency.stores.sql.dialects import (
     dialect_of,
     in_microseconds,
     kind_of,
+    made,
 )
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
@@ -222,9 +223,9 @@ class OutboxTable(SqlCapability):
                 # The relay may not use a SQLite database in memory, which publishes nevertheless.
                 named_by = options(None) if dialect.name == SQLITE else self._database.options
                 ours = NamedConnection(connection, named_by)
-                if ours.scalar(self._statement(statements.publish, dialect), parameters) is not None:
+                if ours.scalar(made(statements.publish, dialect), parameters) is not None:
                     return
-                known = ours.execute(self._statement(statements.published, dialect), names_of_it).first()
+                known = ours.execute(made(statements.published, dialect), names_of_it).first()
         except StatementError as error:
             error.hide_parameters = True
             if tables := forbidden(error, self._database.schema):
@@ -252,29 +253,20 @@ class OutboxTable(SqlCapability):
                 if names.former is not None:
                     moved = {"former": names.former, "my_namespace": names.namespace}
                     for statement in (statements.move, statements.move_lanes):
-                        connection.execute(self._statement(statement), moved)
-                found, after = self._unadopted(connection, 0), 0
-                while found:
-                    after = found[-1].seq
+                        self._send(connection, statement, moved)
+                page: dict[str, Any] = {"after": 0, "limit": ADOPTED}
+                while found := self._send(connection, statements.unadopted, page).all():
+                    page["after"] = found[-1].seq
                     changes = []
                     for row in found:
                         topic, key = _shown(row.topic) or "", _shown(row.key)
                         if is_ours(FormerRow(topic, key, _shown(row.tenant), row.tenant_id, bool(row.sealed))):
-                            changes.append(
-                                {
-                                    "my_seq": row.seq,
-                                    "my_namespace": names.namespace,
-                                    "my_lane": names.lane(topic, key),
-                                }
-                            )
+                            ours = {"my_namespace": names.namespace, "my_lane": names.lane(topic, key)}
+                            changes.append({"my_seq": row.seq, **ours})
                     if changes:
-                        connection.execute(self._statement(statements.adopt), changes)
-                    found = self._unadopted(connection, after) if len(found) == ADOPTED else []
+                        self._send(connection, statements.adopt, changes)
 
         self._database.run(work)
-
-    def _unadopted(self, connection: sa.Connection, after: int) -> Sequence[Any]:
-        return connection.execute(self._statement(statements.unadopted), {"after": after, "limit": ADOPTED}).all()
 
     def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
         def work(connection: sa.Connection) -> list[Any]:
@@ -283,7 +275,7 @@ class OutboxTable(SqlCapability):
                 if not mine:
                     return []
                 if connection.dialect.name == POSTGRESQL:
-                    connection.execute(self._statement(statements.relay_lock))
+                    self._send(connection, statements.relay_lock, {})
                 # A statement of its own: it must see what the relay before us committed.
                 parameters = {
                     "holder": holder,
@@ -293,7 +285,7 @@ class OutboxTable(SqlCapability):
                     **statements.patterns(topics, self._database.dialect),
                     "now": self._now(),
                 }
-                return list(connection.execute(self._statement(statements.claim), parameters))
+                return list(self._send(connection, statements.claim, parameters))
 
         # The databases return updated rows in any order.
         claimed = [_stored(row) for row in self._database.run(work)]

@@ -31,6 +31,7 @@ from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys, SqlRespons
 from flask_idempotency.stores.sql.admin.health import SqlHealth
 from flask_idempotency.stores.sql.admin.janitor import SqlExpiry, SqlRecovery, SqlTaskLog
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
+from flask_idempotency.stores.sql.capability import Make
 from flask_idempotency.stores.sql.claiming import (
     RETRY_SECONDS,
     ClaimQuery,
@@ -47,7 +48,7 @@ from flask_idempotency.stores.sql.claiming import (
 )
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, made
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import identity, prepare
@@ -79,23 +80,6 @@ def note_cache(dialect: Dialect) -> Any:
     return upserted(dialect, meta, {"name": _NAME, "value": dialect.now}, ("name",))
 
 
-class Statements:
-    """The statements of the request path. Each store builds them once, so that SQLAlchemy compiles each of them once."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self.read: sa.Select[Any] = statements.read(dialect)
-        self.read_state: sa.Select[Any] = statements.read_state(dialect)
-        self.renew: Any = statements.renew(dialect)
-        self.mark_point_of_no_return: Any = statements.mark_point_of_no_return(dialect)
-        self.mark_committed_early: Any = statements.mark_committed_early(dialect)
-        self.has_written: sa.Select[Any] = statements.has_written(dialect)
-        self.release: Any = journal_statements.release(dialect)
-        self.cancel: Any = statements.cancel(dialect)
-        self.end_wait_silently: sa.Update = statements.end_wait_silently(dialect)
-        self.quarantine: Any = statements.quarantine(dialect)
-        self.completing: CompletionWriter = CompletionWriter(dialect)
-
-
 class SqlStore:
     """Keep the store's contract for as long as the database keeps committed data.
 
@@ -110,16 +94,16 @@ class SqlStore:
         self.database = database
         self._strategy_name = strategy
         self._clock = clock
-        self._built: tuple[Statements, Strategy] | None = None
+        self._built: tuple[CompletionWriter, Strategy] | None = None
         self._voiding: Insert | InsertInTurn | None = None
         self._prepared = False
         """True if this process has added the rows that a migration tool does not write."""
         self._low = False
         """True if the last fence was counted from one, and not from the clock."""
         self.data_keys: SqlDataKeys = SqlDataKeys(database, now=self.now)
-        self.responses: SqlResponses = SqlResponses(database, lambda: self.statements.completing, now=self.now)
+        self.responses: SqlResponses = SqlResponses(database, lambda: self.completing, now=self.now)
         self.ledger: SqlLedger = SqlLedger(database, now=self.now)
-        self.recovery: SqlRecovery = SqlRecovery(database, lambda: self.statements.completing, now=self.now)
+        self.recovery: SqlRecovery = SqlRecovery(database, lambda: self.completing, now=self.now)
         self.expiry: SqlExpiry = SqlExpiry(database, self.ledger, now=self.now)
         self.task_log: SqlTaskLog = SqlTaskLog(database, now=self.now)
         self.health: SqlHealth = SqlHealth(database, now=self.now)
@@ -128,13 +112,13 @@ class SqlStore:
         self.audit: SqlAuditTrail = SqlAuditTrail(database, now=self.now)
         self.notifier: SqlNotifier = SqlNotifier(database)
         self.journals: SqlJournals = SqlJournals(
-            database, lambda: self.statements.completing, self._complete_and_close, now=self.now
+            database, lambda: self.completing, self._complete_and_close, now=self.now
         )
         if database.known:
             self._ready()
 
     @property
-    def statements(self) -> Statements:
+    def completing(self) -> CompletionWriter:
         return (self._built or self._ready())[0]
 
     @property
@@ -214,7 +198,7 @@ class SqlStore:
             with transaction(connection):
                 outcome = voiding.within(connection, query)
                 if isinstance(outcome, Grant):
-                    row = self.statements.completing.write(connection, voided, alone=False, tells=True)
+                    row = self.completing.write(connection, voided, alone=False, tells=True)
                     if row is None:
                         raise StoreUnavailable("the row changed in the transaction that voids it")
                     return Voided(first_seen=row.requested_at / 1_000_000)
@@ -230,9 +214,9 @@ class SqlStore:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
         now = None if self._clock is None else self.now()
         query = claim_query(request, token, lease=microseconds(duration), now=now, quota=quota)
-        statements, strategy = self._built or self._ready()
+        completing, strategy = self._built or self._ready()
         if quota is not None:
-            statements.completing.counts = True
+            completing.counts = True
         if not self._prepared or self.database.numbers.due:
             self.database.numbers.due = False
             # The first two threads may both do this: the second time has no effect.
@@ -247,11 +231,11 @@ class SqlStore:
         On Galera a write is put in order with those of other nodes only if it changes its row.
         """
         parameters = self.parameters(key, token, lease=microseconds(lease), later=later)
-        self.database.send(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED))
+        self.database.send(self._write, statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         parameters = self.parameters(key, token)
-        self.database.send(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,))
+        self.database.send(self._write, statements.mark_point_of_no_return, parameters, (QUARANTINED,))
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
@@ -274,11 +258,11 @@ class SqlStore:
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         parameters = self.parameters(key, token, my_reason=escape(reason))
-        self.database.send(self._write, self.statements.quarantine, parameters, (QUARANTINED,))
+        self.database.send(self._write, statements.quarantine, parameters, (QUARANTINED,))
 
     def read(self, key: StorageKey) -> Record | None:
         parameters = {"my_record_id": key.rid, "now": self.now()}
-        statement = self.statements.read
+        statement = made(statements.read, self.database.dialect)
         found = self.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None:
             return None
@@ -293,18 +277,18 @@ class SqlStore:
         seconds = None if self._clock is None else self._clock()
         return None if seconds is None else round(seconds * 1_000_000)
 
-    def _ready(self) -> tuple[Statements, Strategy]:
+    def _ready(self) -> tuple[CompletionWriter, Strategy]:
         if self._built is None:
             # The first two threads may both do this: both build the same.
             dialect = self.database.dialect
-            self._built = Statements(dialect), strategy_of(self._strategy_name, dialect)
+            self._built = CompletionWriter(dialect), strategy_of(self._strategy_name, dialect)
         return self._built
 
     def _claim_without_lock(
         self, connection: RecordConnection, query: ClaimQuery, locked: BaseException | None
     ) -> StoreOutcome:
         """Return what the row alone says. Another worker holds a lock, and does not move."""
-        found = connection.execute(self.statements.read, query.parameters).one_or_none()
+        found = connection.execute(made(statements.read, self.completing.dialect), query.parameters).one_or_none()
         if found is None and (connection.dialect.name == SQLITE or query.quota is not None):
             # That lock is on the whole file, or on the tenant: its worker need not be at this key.
             raise StoreUnavailable("another worker has been writing to the database for too long") from locked
@@ -326,29 +310,28 @@ class SqlStore:
     def _write(
         self,
         connection: RecordConnection,
-        statement: Any | None,
+        make: Make | None,
         parameters: dict[str, Any],
         done: tuple[str, ...],
         closes: bool = False,
     ) -> None:
-        """Send an owner's write: this statement, or if it is None, the one that completes the record.
+        """Send an owner's write: what `make` makes, or if it is None, what completes the record.
 
         If it changes no row, read the row's state: a state in `done` means that an earlier try was applied. `closes`:
         remove the journal of the completed record.
         """
-        statements = (self._built or self._ready())[0]
-        completing = statements.completing
+        completing = (self._built or self._ready())[0]
         for _ in range(TRIES):
-            if statement is None:
+            if make is None:
                 written = completing.write(connection, parameters, closes=closes)
             else:
-                written = connection.execute(statement, parameters).one_or_none()
+                written = connection.execute(made(make, completing.dialect), parameters).one_or_none()
             if written is not None:
                 return
-            found = connection.execute(statements.read_state, parameters).one_or_none()
+            found = connection.execute(made(statements.read_state, completing.dialect), parameters).one_or_none()
             if _is_settled(found, parameters["my_token"], done):
                 return
-            if statement is None:
+            if make is None:
                 completing.look_again(connection, parameters, found)
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
@@ -357,14 +340,14 @@ class SqlStore:
 
         If the key has no row, insert one: a claim with this token may still arrive, and must fail.
         """
-        statements = (self._built or self._ready())[0]
+        dialect = (self._built or self._ready())[0].dialect
         for _ in range(TRIES):
-            written = connection.execute(statements.release, parameters).one_or_none()
+            written = connection.execute(made(journal_statements.release, dialect), parameters).one_or_none()
             if written is not None:
                 return written
-            found = connection.execute(statements.read_state, parameters).one_or_none()
+            found = connection.execute(made(statements.read_state, dialect), parameters).one_or_none()
             if found is None:
-                if connection.execute(statements.cancel, parameters).one_or_none() is not None:
+                if connection.execute(made(statements.cancel, dialect), parameters).one_or_none() is not None:
                     return None
                 continue
             check_standing(found)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select, text
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, Unknown
 from flask_idempotency.engine.store import StoreOutcome
-from flask_idempotency.stores.sql import dialects
+from flask_idempotency.stores.sql import dialects, statements
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS, number_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import PROCESSING, TAKEOVER, records
@@ -152,7 +152,7 @@ def test_the_lock_timeout_ends_with_its_statement(open_store: OpenStore, clock: 
     token = stand(store, clock, key, "in flight")
     with store.database.engine.connect() as connection:
         asked = {"my_record_id": key.rid, "my_token": token, "lease": 1, "now": 1}
-        assert connection.execute(store.statements.renew, asked).one()
+        assert connection.execute(statements.renew(store.database.dialect), asked).one()
 
         assert "0" == connection.execute(text("SHOW lock_timeout")).scalar_one()
 

@@ -301,7 +301,7 @@ def test_a_response_that_cannot_be_counted_is_not_replaced(
         raise StoreUnavailable("the connection is lost")
 
     with monkeypatch.context() as broken:
-        broken.setattr(SqlResponses, "_book", away)
+        broken.setattr(SqlResponses, "_count", away)
         with pytest.raises(StoreUnavailable):
             store.responses.replace(key, PAYLOAD, longer)
 

@@ -113,6 +113,10 @@ def public(module: ModuleType) -> Iterator[Made]:
             yield made
 
 
+def completing(made: Made, *form: str) -> Made:
+    return partial(made, form=completion.Form(**dict.fromkeys(form, True)))
+
+
 def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     """Every statement by the name of its snapshot, and where it is sent."""
     found: dict[str, tuple[Made, tuple[str, ...]]] = {}
@@ -124,15 +128,13 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     found["claim_or_read_in_queue"] = partial(statements.claim_or_read, queues=True), ONLY_POSTGRESQL
     found["insert_numbered"] = partial(statements.insert, numbered=True), ONLY_MYSQL
     for form in FORMS:
-        options: dict[str, Any] = dict.fromkeys(form, True)
-        found["_".join(("complete", *form))] = partial(completion.complete, **options), ALL
+        found["_".join(("complete", *form))] = completing(completion.complete, *form), ALL
         if "tells" not in form:
-            found["_".join(("resolve", *form))] = partial(completion.resolve, **options), ALL
-            found["_".join(("complete_closes", *form))] = partial(completion.complete, closes=True, **options), ALL
+            found["_".join(("resolve", *form))] = completing(completion.resolve, *form), ALL
+            found["_".join(("complete_closes", *form))] = completing(completion.complete, "closes", *form), ALL
     for form in ((), ("counted",)):
-        options = dict.fromkeys((*form, "remembers"), True)
-        found["_".join(("complete_remembers", *form))] = partial(completion.complete, **options), ALL
-        found["_".join(("resolve_remembers", *form))] = partial(completion.resolve, **options), ALL
+        found["_".join(("complete_remembers", *form))] = completing(completion.complete, "remembers", *form), ALL
+        found["_".join(("resolve_remembers", *form))] = completing(completion.resolve, "remembers", *form), ALL
     begun, finished = Form(finished=False, has_payload=False), Form(finished=True, has_payload=True)
     found["journal_write_sealed"] = partial(journal_statements.write, sealed=True), ONLY_POSTGRESQL
     found["journal_write_begun"] = partial(journal_statements.write, forms=(begun,), opens=False), ONLY_POSTGRESQL

@@ -112,7 +112,7 @@ def test_a_void_that_fails_halfway_leaves_no_claim(open_store: OpenStore, monkey
         raise RuntimeError("the process ended between the two")
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(store.statements.completing), "write", fail)
+        patched.setattr(type(store.completing), "write", fail)
         with pytest.raises(RuntimeError):
             store.void(a_request(key, fingerprint=VOIDED), token=a_token(), keep=KEEP)
 

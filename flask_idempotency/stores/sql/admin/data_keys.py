@@ -21,7 +21,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
+from flask_idempotency.stores.sql.completion import CompletionWriter, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.engines import without_logging
@@ -297,8 +297,8 @@ class SqlResponses(SqlCapability):
                         self._completing().refuse_without_key(connection, parameters)
                     return False
                 if before is not None and before.in_quota:
-                    bucket_end, _, _ = completion.shares(before)[0]
-                    self._book(connection, key, bucket_end=bucket_end, records=0, stored=grown)
+                    kept = _kept_until(before)
+                    self._count(connection, key, [(before.expires_at if kept is None else kept, 0, grown)])
                 return True
 
         return self._database.run(replace)
@@ -344,12 +344,20 @@ class SqlResponses(SqlCapability):
 
     def _unbook(self, connection: sa.Connection, key: StorageKey, row: Any) -> None:
         if row.in_quota:
-            for bucket_end, one, stored in completion.shares(row):
-                self._book(connection, key, bucket_end=bucket_end, records=-one, stored=-stored)
+            shares = completion.shares(row.expires_at, row.response_size, _kept_until(row))
+            self._count(connection, key, shares, sign=-1)
 
-    def _book(self, connection: sa.Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
-        added = entry(bucket_end=bucket_end, records=records, stored=stored)
-        self._send(connection, completion.book, {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
+    def _count(
+        self, connection: sa.Connection, key: StorageKey, shares: Sequence[tuple[int, int, int]], *, sign: int = 1
+    ) -> None:
+        of_key = {"my_tenant_id": key.tid, "my_shard": shard_of(key)}
+        completion.count(connection, self._database.dialect, of_key, shares, sign=sign)
+
+
+def _kept_until(row: Any) -> int | None:
+    """Return when the response of this row expires, if the record is remembered for longer. It may be damaged."""
+    kept, completed_at = row.response_expires_at, row.completed_at
+    return kept if isinstance(kept, int) and isinstance(completed_at, int) and kept >= completed_at else None
 
 
 def _answer(row: Any) -> Answer:

@@ -26,7 +26,6 @@ from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import (
     CompletionWriter,
     answer_of,
-    entry,
     is_remembered,
     outlives_response,
     shard_of,
@@ -351,7 +350,7 @@ class SqlRecovery(SqlCapability):
         rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
         parameters["seen_on_expiry"] = rule
-        kept, until = seen.record.deadline, seen.record.remembered_until
+        kept = None if seen.record.remembered_until is None else in_microseconds(seen.record.deadline)
 
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
@@ -359,14 +358,10 @@ class SqlRecovery(SqlCapability):
                 row = self._send(connection, force_release, parameters).one_or_none()
                 if row is not None and not is_completed:
                     self._send(connection, completion.drop_journal, parameters)
-                if is_completed and row is not None and row.in_quota:
-                    buckets = [(kept, 1, row.response_size)]
-                    if until is not None:
-                        buckets = [(kept, 0, row.response_size), (until, 1, 0)]
-                    for end, one, stored in buckets:
-                        subtracted = entry(bucket_end=in_microseconds(end), records=-one, stored=-stored)
-                        booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
-                        self._send(connection, completion.book, booked)
+                elif row is not None and row.in_quota:
+                    of_key = {**parameters, "my_shard": shard_of(seen.key)}
+                    counted = completion.shares(parameters["seen_deadline"], row.response_size, kept)
+                    completion.count(connection, self._database.dialect, of_key, counted, sign=-1)
             if row is not None:
                 return True
             now = self._send(connection, read_as_seen, parameters).one_or_none()

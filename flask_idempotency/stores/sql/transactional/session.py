@@ -25,9 +25,11 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
+from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql.capability import Make
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, is_opened_here, refuse_inherited
-from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, commits_each_statement, kind_of
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, commits_each_statement, kind_of, made
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import forbidden, lacks_grants
@@ -411,7 +413,7 @@ class SessionTransactions:
             with without_logging(connection), beside_snapshot(connection):
                 if isinstance(connection.get_transaction(), TwoPhaseTransaction):
                     # PostgreSQL prepares no transaction that has sent a notification.
-                    self._named(connection).execute(self._store.statements.end_wait_silently, parameters)
+                    self._named(connection).execute(self._made(statements.end_wait_silently), parameters)
                 found = self._write(self._named(connection), parameters, tells=tells, checked=checked)
         if found is None:
             raise LeaseLost("the record belongs to another worker, or is gone")
@@ -421,7 +423,7 @@ class SessionTransactions:
         self, connection: SessionConnection, parameters: dict[str, Any], *, tells: bool, checked: bool
     ) -> Any | None:
         """Complete a record. Return None if the token lost it."""
-        completing = self._store.statements.completing
+        completing = self._store.completing
         found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
         if found is None and self._is_ours(connection, parameters):
             found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
@@ -434,16 +436,16 @@ class SessionTransactions:
         for key, payload in zip(keys, payloads, strict=True):
             parameters = self._store.parameters(key, token, **facts_of(payload, "my"))
             with without_logging(connection), beside_snapshot(connection):
-                self._store.statements.completing.refuse_without_key(self._named(connection), parameters)
+                self._store.completing.refuse_without_key(self._named(connection), parameters)
 
     def _is_ours(self, connection: SessionConnection, parameters: dict[str, Any]) -> bool:
         """Return True if the write may be repeated. Raise `DataKeyMissing` if that is why it changed no row."""
-        standing = connection.execute(self._store.statements.read_state, parameters).one_or_none()
+        standing = connection.execute(self._made(statements.read_state), parameters).one_or_none()
         if standing is None or standing.token != parameters["my_token"]:
             return False
         if standing.state not in (PROCESSING, QUARANTINED):
             return False
-        self._store.statements.completing.look_again(connection, parameters, standing)
+        self._store.completing.look_again(connection, parameters, standing)
         return True
 
     def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None:
@@ -452,19 +454,22 @@ class SessionTransactions:
         with without_logging(connection), beside_snapshot(connection):
             ours = self._named(connection)
             try:
-                if ours.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
+                if ours.execute(self._made(statements.mark_committed_early), parameters).one_or_none() is not None:
                     return
             except DBAPIError as error:
                 if tables := forbidden(error, self._store.database.schema):
                     raise ConfigurationError(lacks_grants(self.role(self.session()), tables)) from None
                 raise
-            standing = ours.execute(self._store.statements.read_state, parameters).one_or_none()
+            standing = ours.execute(self._made(statements.read_state), parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED or is_condemned(standing):
             raise LeaseLost("the record belongs to another worker, or is completed")
 
     def _named(self, connection: Connection) -> NamedConnection:
         """Return this connection for our statements: no search path or translate map of a tenant reaches them."""
         return NamedConnection(connection, self._store.database.options)
+
+    def _made(self, make: Make) -> Any:
+        return made(make, self._store.completing.dialect)
 
     def role(self, session: Session) -> str | None:
         """Return the role that the application has set in this transaction, as far as the listeners know."""
@@ -499,7 +504,7 @@ class SessionTransactions:
         if connection.dialect.name != POSTGRESQL or self._joining.has(connection.engine):
             return has_written(connection)
         with without_logging(connection):
-            written: bool = self._named(connection).execute(self._store.statements.has_written).scalar_one()
+            written: bool = self._named(connection).execute(self._made(statements.has_written)).scalar_one()
         return written
 
     def final_record(self, key: StorageKey, token: bytes) -> Record | None:
@@ -514,7 +519,7 @@ class SessionTransactions:
     def is_completed(self, key: StorageKey, token: bytes) -> bool:
         """Return True if this token completed the record, also if it has expired or is corrupt since."""
         parameters = {"my_record_id": key.rid, "now": self._store.now()}
-        statement = self._store.statements.read_state
+        statement = self._made(statements.read_state)
         found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None or found.token != token:
             return False

@@ -155,7 +155,7 @@ def test_a_failed_completion_rolls_the_rows_back(
     choose(shop)
     paying(shop)
     shop.post(key="first")
-    completing = shop.store.statements.completing
+    completing = shop.store.completing
     made = dict(completing._made)
     completing._made.update(dict.fromkeys(made, text("SELECT no_such_function(:my_token)").columns(records.c.fence)))
 
