@@ -88,7 +88,7 @@ def test_records_that_were_deleted_by_hand_are_told_once(tmp_path: Path) -> None
 
     def delete() -> None:
         with closing(sqlite3.connect(file)) as database, database:
-            assert database.execute(f"DELETE FROM {schema.RECORDS}").rowcount == 1  # noqa: S608 - a constant
+            assert database.execute(f"DELETE FROM {schema.records.name}").rowcount == 1  # noqa: S608 - a constant
 
     assert run(world, "db", "upgrade").exit_code == 0
     world.post()

@@ -48,7 +48,7 @@ from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_gran
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
 from flask_idempotency.stores.sql.mysql import in_turn
 from flask_idempotency.stores.sql.naming import NamedConnection, named, options
-from flask_idempotency.stores.sql.schema import OUTBOX, cache_fault, outbox_gaps
+from flask_idempotency.stores.sql.schema import cache_fault, outbox, outbox_gaps
 from flask_idempotency.stores.sql.transactional.listeners import role_of
 
 UPGRADE: Final = (
@@ -233,7 +233,9 @@ class OutboxTable(SqlCapability):
                 raise ConfigurationError(f"{remedy_text[0].upper()}{remedy_text[1:]}.") from None
             remedy = explained(error)
             if isinstance(remedy, ConfigurationError):
-                raise ConfigurationError(f"The database has no table {OUTBOX}, or an old one: {UPGRADE}.") from None
+                raise ConfigurationError(
+                    f"The database has no table {outbox.name}, or an old one: {UPGRADE}."
+                ) from None
             raise
         if known is not None and (what := _difference(known, message, lane, digest)) is not None:
             raise ValueError(
@@ -401,7 +403,7 @@ class OutboxTable(SqlCapability):
             if not lacking:
                 return []
             rights = ", ".join(lacking)
-            return [f"The database's role may not use the table {OUTBOX}: grant it {rights}."]
+            return [f"The database's role may not use the table {outbox.name}: grant it {rights}."]
 
         return self._database.run(work)
 

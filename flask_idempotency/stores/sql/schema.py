@@ -59,38 +59,9 @@ def facts(kind: str, place: str) -> Iterator[str]:
         yield fact(kind, place, "fence", DIALECTS[kind].clock, rises=True)
 
 
-def complete(metadata: sa.MetaData) -> None:
-    """Make `create_all` also set storage parameters, and write the version, the store's number and the first fence."""
-    for name, statement in STORAGE.items():
-        _after(metadata.tables[name], statement, POSTGRESQL)
-    for kind in SUPPORTED:
-        version = fact(kind, "%(fullname)s", "schema_version", str(VERSION), rises=True)
-        for statement in (version, *facts(kind, "%(fullname)s")):
-            _after(metadata.tables[META], statement, *(MYSQL_NAMES if kind == MYSQL else (kind,)))
-    _after(metadata.tables[FENCE_NUMBERS], _FENCE_SEQUENCE, POSTGRESQL)
-
-
-def _after(target: sa.Table, statement: str, *dialects: str) -> None:
-    ddl: Any = sa.DDL(statement)  # type: ignore[no-untyped-call]
-    sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialects))
-
-
 VERSION: Final = 6
 """The number of the last line of `migrations.STEPS`: what is declared here is complete with it."""
 
-RECORDS: Final = "idempotency_records"
-META: Final = "idempotency_meta"
-TENANTS: Final = "idempotency_tenants"
-DATA_KEYS: Final = "idempotency_data_keys"
-QUOTA: Final = "idempotency_quota"
-TASKS: Final = "idempotency_tasks"
-OUTBOX: Final = "idempotency_outbox"
-STEPS: Final = "idempotency_steps"
-ACTIVITY: Final = "idempotency_activity"
-ACTIVITY_TOKENS: Final = "idempotency_activity_tokens"
-OBSERVATIONS: Final = "idempotency_observations"
-AUDIT: Final = "idempotency_audit"
-FENCE_NUMBERS: Final = "idempotency_fence_numbers"
 FENCES: Final = "idempotency_fence_numbers_number_seq"
 """The sequence that PostgreSQL creates for that table's key. Alembic creates no other kind of sequence."""
 
@@ -150,10 +121,8 @@ def _bytes(length: int) -> Any:
     return sa.LargeBinary(length).with_variant(sa.VARBINARY(length), *MYSQL_NAMES)
 
 
-def _table(
-    name: str, metadata: sa.MetaData, *parts: sa.Column[Any] | sa.CheckConstraint, comment: str, **options: Any
-) -> sa.Table:
-    return sa.Table(name, metadata, *parts, comment=comment, schema=sa.BLANK_SCHEMA, **{**_OF_MYSQL, **options})
+def _table(name: str, *parts: sa.Column[Any] | sa.CheckConstraint, comment: str, **options: Any) -> sa.Table:
+    return sa.Table(name, metadata, *parts, comment=comment, **_OF_MYSQL, **options)
 
 
 def _key(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
@@ -187,341 +156,313 @@ def _index(table: sa.Table, name: str, *columns: str, where: str | None = None, 
     )
 
 
-def define(metadata: sa.MetaData) -> None:
-    """Declare the tables in this metadata. They have no schema name, even if the metadata has one."""
-    records = _table(
-        RECORDS,
-        metadata,
-        _key("record_id", _bytes(32), "HMAC of the scope and the client's key; neither can be recovered from it"),
-        _required("tenant_id", _bytes(16), "HMAC of the namespace and the tenant"),
-        _required("state", sa.String(11)),
-        _required("token", _bytes(16), "random, new with every claim; compared, never ordered"),
-        _required("fence", sa.BigInteger, "rises with every claim"),
-        _required("attempt", sa.Integer),
-        _required("fingerprint", _bytes(17)),
-        _required("on_expiry", sa.String(10), "what happens when the lease expires: takeover or quarantine"),
-        _required("tenant", _TEXT),
-        _required("principal", _TEXT),
-        _required("method", _TEXT),
-        _required("endpoint", _TEXT, "the Flask endpoint"),
-        _required("requested_at", sa.BigInteger),
-        _optional("lease_expires_at", sa.BigInteger, "set while processing or quarantined"),
-        _optional("completed_at", sa.BigInteger),
-        _optional("expires_at", sa.BigInteger, "never set while processing or quarantined"),
-        _optional("status", sa.SmallInteger),
-        _optional("response_size", sa.BigInteger, "bytes of the plain response, as quotas count them"),
-        _optional("response", _BYTES, "status, headers and body, as the codec encoded them"),
-        _optional("reason", _TEXT, "why the record is quarantined"),
-        _required("in_quota", sa.SmallInteger, "1: idempotency_quota counts this record"),
-        _optional(
-            "wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the response is not encrypted"
-        ),
-        _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the response was erased"),
-        _optional(
-            "succeeded",
-            sa.SmallInteger,
-            "of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
-        ),
-        _from_zero(
-            "resolver_due_at", sa.BigInteger, "while quarantined: the earliest time of the next call to a resolver"
-        ),
-        _from_zero("steps", sa.SmallInteger, "recorded steps with an effect; above 0, a release keeps the record"),
-        _from_zero("step_write", sa.Integer, "number of the last write to the journal by this fence"),
-        _optional(
-            "response_expires_at",
-            sa.BigInteger,
-            "set if the record outlives its response: when the response is removed",
-        ),
-        sa.CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
-        sa.CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
-        sa.CheckConstraint(
-            f"({_one_of('state', (PROCESSING, QUARANTINED))} AND lease_expires_at IS NOT NULL AND expires_at IS NULL)"
-            f" OR ({_one_of('state', (COMPLETED, FAILED, RELEASED))} AND expires_at IS NOT NULL)",
-            name="idempotency_deadline",
-        ),
-        sa.CheckConstraint(
-            f"NOT {_one_of('state', (COMPLETED, FAILED))}"
-            " OR (completed_at IS NOT NULL AND status IS NOT NULL AND response_size IS NOT NULL AND response IS NOT NULL)",
-            name="idempotency_response",
-        ),
-        comment="One row for each idempotency key. Only flask_idempotency writes to it.",
-    )
-    _index(records, "idempotency_expired_leases", "lease_expires_at", where="state = 'processing'")
-    _index(records, "idempotency_quarantined", "resolver_due_at", "lease_expires_at", where="state = 'quarantined'")
-    _index(records, "idempotency_expiry", "expires_at", where="expires_at IS NOT NULL")
-    _index(
-        records,
-        "idempotency_response_expiry",
+metadata: Final = sa.MetaData()
+
+records: Final = _table(
+    "idempotency_records",
+    _key("record_id", _bytes(32), "HMAC of the scope and the client's key; neither can be recovered from it"),
+    _required("tenant_id", _bytes(16), "HMAC of the namespace and the tenant"),
+    _required("state", sa.String(11)),
+    _required("token", _bytes(16), "random, new with every claim; compared, never ordered"),
+    _required("fence", sa.BigInteger, "rises with every claim"),
+    _required("attempt", sa.Integer),
+    _required("fingerprint", _bytes(17)),
+    _required("on_expiry", sa.String(10), "what happens when the lease expires: takeover or quarantine"),
+    _required("tenant", _TEXT),
+    _required("principal", _TEXT),
+    _required("method", _TEXT),
+    _required("endpoint", _TEXT, "the Flask endpoint"),
+    _required("requested_at", sa.BigInteger),
+    _optional("lease_expires_at", sa.BigInteger, "set while processing or quarantined"),
+    _optional("completed_at", sa.BigInteger),
+    _optional("expires_at", sa.BigInteger, "never set while processing or quarantined"),
+    _optional("status", sa.SmallInteger),
+    _optional("response_size", sa.BigInteger, "bytes of the plain response, as quotas count them"),
+    _optional("response", _BYTES, "status, headers and body, as the codec encoded them"),
+    _optional("reason", _TEXT, "why the record is quarantined"),
+    _required("in_quota", sa.SmallInteger, "1: idempotency_quota counts this record"),
+    _optional("wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the response is not encrypted"),
+    _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the response was erased"),
+    _optional(
+        "succeeded",
+        sa.SmallInteger,
+        "of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
+    ),
+    _from_zero("resolver_due_at", sa.BigInteger, "while quarantined: the earliest time of the next call to a resolver"),
+    _from_zero("steps", sa.SmallInteger, "recorded steps with an effect; above 0, a release keeps the record"),
+    _from_zero("step_write", sa.Integer, "number of the last write to the journal by this fence"),
+    _optional(
         "response_expires_at",
-        where="response_expires_at IS NOT NULL AND coalesce(data_key_number, 1) <> 0",
-    )
-    # Only records that a quota counts: few, and none without quotas.
-    _index(
-        records,
-        "idempotency_unfinished",
-        "tenant_id",
-        "lease_expires_at",
-        where="in_quota = 1 AND lease_expires_at IS NOT NULL",
-    )
-    _table(
-        META,
-        metadata,
-        _key("name", sa.String(40)),
-        _required("value", sa.BigInteger),
-        comment="The schema's version, the store's own number, and on SQLite the last fence.",
-    )
-    _of_tenants(metadata)
-    _of_janitors(metadata)
-    _table(
-        FENCE_NUMBERS,
-        metadata,
-        sa.Column("number", sa.BigInteger, primary_key=True),
-        comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
-    )
-    _of_messages(metadata)
-    _of_journals(metadata)
-    _of_consoles(metadata)
-    complete(metadata)
+        sa.BigInteger,
+        "set if the record outlives its response: when the response is removed",
+    ),
+    sa.CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
+    sa.CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
+    sa.CheckConstraint(
+        f"({_one_of('state', (PROCESSING, QUARANTINED))} AND lease_expires_at IS NOT NULL AND expires_at IS NULL)"
+        f" OR ({_one_of('state', (COMPLETED, FAILED, RELEASED))} AND expires_at IS NOT NULL)",
+        name="idempotency_deadline",
+    ),
+    sa.CheckConstraint(
+        f"NOT {_one_of('state', (COMPLETED, FAILED))}"
+        " OR (completed_at IS NOT NULL AND status IS NOT NULL AND response_size IS NOT NULL AND response IS NOT NULL)",
+        name="idempotency_response",
+    ),
+    comment="One row for each idempotency key. Only flask_idempotency writes to it.",
+)
+_index(records, "idempotency_expired_leases", "lease_expires_at", where="state = 'processing'")
+_index(records, "idempotency_quarantined", "resolver_due_at", "lease_expires_at", where="state = 'quarantined'")
+_index(records, "idempotency_expiry", "expires_at", where="expires_at IS NOT NULL")
+_index(
+    records,
+    "idempotency_response_expiry",
+    "response_expires_at",
+    where="response_expires_at IS NOT NULL AND coalesce(data_key_number, 1) <> 0",
+)
+# Only records that a quota counts: few, and none without quotas.
+_index(
+    records,
+    "idempotency_unfinished",
+    "tenant_id",
+    "lease_expires_at",
+    where="in_quota = 1 AND lease_expires_at IS NOT NULL",
+)
+meta: Final = _table(
+    "idempotency_meta",
+    _key("name", sa.String(40)),
+    _required("value", sa.BigInteger),
+    comment="The schema's version, the store's own number, and on SQLite the last fence.",
+)
+fence_numbers: Final = _table(
+    "idempotency_fence_numbers",
+    sa.Column("number", sa.BigInteger, primary_key=True),
+    comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
+)
+
+tenants: Final = _table(
+    "idempotency_tenants",
+    _key("tenant_id", _bytes(16)),
+    _required("last_key_number", sa.Integer, "the highest number that any data key of this tenant had"),
+    _required("shredded_key_number", sa.Integer, "data keys up to this number are shredded"),
+    _optional("erased_at", sa.BigInteger, "responses of keys first used until then are erased"),
+    _optional("limit_records", sa.BigInteger),
+    _optional("limit_bytes", sa.BigInteger),
+    _optional("limit_in_flight", sa.BigInteger),
+    _optional("limit_new_keys", sa.BigInteger),
+    _optional("limit_window", sa.BigInteger, "window of limit_new_keys, in microseconds"),
+    comment="One row for each tenant that has had a data key or its own limits.",
+)
+data_keys: Final = _table(
+    "idempotency_data_keys",
+    _key("tenant_id", _bytes(16)),
+    _key("number", sa.Integer),
+    _required("wrapping_key_id", _TEXT, "id of the key that wraps it"),
+    _required("wrapped_key", _BYTES),
+    _required("created_at", sa.BigInteger),
+    _optional("disabled_at", sa.BigInteger, "since then the key decrypts, and encrypts nothing new"),
+    comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
+)
+quota_buckets: Final = _table(
+    "idempotency_quota",
+    _key("tenant_id", _bytes(16)),
+    _key("kind", sa.String(9)),
+    _key("bucket_end", sa.BigInteger, "when everything in this bucket expires"),
+    _key("window_length", sa.BigInteger, "length of a window of new keys, in microseconds; 0 for responses"),
+    _key("shard", sa.SmallInteger, "spreads writers, so that few wait for each other"),
+    _required("records", sa.BigInteger),
+    _required("bytes", sa.BigInteger),
+    comment="What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
+)
+
+tasks: Final = _table(
+    "idempotency_tasks",
+    _key("name", sa.String(40)),
+    _optional("reported_at", sa.BigInteger),
+    _optional("report", _TEXT, "report of the last run, as JSON"),
+    _optional("locked_by", _bytes(16), "token of the janitor that runs the task; the lock only saves work"),
+    _optional("lock_expires_at", sa.BigInteger),
+    comment="One row for each task that a janitor has run.",
+)
+
+outbox: Final = _table(
+    "idempotency_outbox",
+    sa.Column(
+        "seq",
+        # SQLite counts only in a column of this very type.
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        comment="the order of messages with one topic and key",
+    ),
+    _required("message_id", _TEXT, "the same in every attempt; receivers tell repeats by it"),
+    _required("topic", _TEXT),
+    _optional("key", _TEXT, "messages with one topic and key are sent in order"),
+    _optional("tenant", _TEXT),
+    _optional("tenant_id", _bytes(16), "set if the body is encrypted: HMAC of the namespace and the tenant"),
+    _required("headers", _TEXT, "a JSON object of strings"),
+    _required("body", _BYTES),
+    _optional("wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the body is not encrypted"),
+    _optional("data_key_number", sa.Integer, "number of the tenant's data key"),
+    _required("created_at", sa.BigInteger),
+    _required("due_at", sa.BigInteger, "the earliest time of the next attempt"),
+    _from_zero("attempts", sa.Integer, "attempts that failed"),
+    _optional("holder", _bytes(16), "token of the relay that sends the message"),
+    _optional("held_until", sa.BigInteger),
+    _from_zero("dead", sa.SmallInteger, "1: it can never be sent"),
+    _optional("error", _TEXT, "why the last attempt failed"),
+    _optional("published_at", sa.BigInteger, "set if confirmed messages are kept"),
+    _optional("namespace", _TEXT, "of the application that published it; NULL: a release before namespaces did"),
+    _optional(
+        "sent_id",
+        _TEXT,
+        "the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
+    ),
+    _optional("lane", _bytes(16), "keyed hash of the topic and the key; messages with one lane are sent in order"),
+    _optional("digest", _bytes(16), "keyed digest of the topic, the key and the body"),
+    _optional(
+        "ready_at",
+        sa.BigInteger,
+        "the earliest time of the next attempt; due_at is then for relays of the release before",
+    ),
+    comment="One row for each message that an application has published. A relay sends it and deletes it.",
+    sqlite_autoincrement=True,
+)
+_index(outbox, "idempotency_outbox_message", "message_id", unique=True)
+_index(outbox, "idempotency_outbox_unsent", "seq", where="published_at IS NULL")
+_index(outbox, "idempotency_outbox_order", "topic", "key", "seq", where="published_at IS NULL AND key IS NOT NULL")
+_index(outbox, "idempotency_outbox_turn", "namespace", "attempts", "seq", where="published_at IS NULL AND dead = 0")
+_index(outbox, "idempotency_outbox_lane", "namespace", "lane", "seq", where="published_at IS NULL AND lane IS NOT NULL")
+_index(outbox, "idempotency_outbox_former", "seq", where="published_at IS NULL AND namespace IS NULL")
+_index(outbox, "idempotency_outbox_kept", "published_at", where="published_at IS NOT NULL")
+
+steps: Final = _table(
+    "idempotency_steps",
+    _key("record_id", _bytes(32)),
+    _key("step_id", _bytes(12), "keyed hash of the name and the item of the step"),
+    _required("tenant_id", _bytes(16)),
+    _required("requested_at", sa.BigInteger, "of the record: a key that is released and runs again has another"),
+    _required("position", sa.BigInteger, "order of steps that began in the same microsecond"),
+    _required("name", sa.String(64)),
+    _required("effects", sa.String(13)),
+    _required("state", sa.String(8)),
+    _required("in_line", sa.SmallInteger, "1: the view's own thread took the step"),
+    _required("kept", sa.SmallInteger, "0: the result could not be kept"),
+    _required("fence", sa.BigInteger, "of the claim that entered the step"),
+    _required("digest", _BYTES, "keyed digest of the arguments that are compared"),
+    _required("took", sa.BigInteger, "microseconds that the function ran"),
+    _required("began_at", sa.BigInteger),
+    _optional("finished_at", sa.BigInteger),
+    _required("payload_size", sa.BigInteger, "bytes of the plain item and result, as quotas count them"),
+    _optional("payload", _BYTES, "item and result, as the codec encoded them"),
+    _optional("wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the payload is not encrypted"),
+    _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the payload was erased"),
+    sa.CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
+    sa.CheckConstraint(
+        _one_of("effects", ("plain", "deduplicated", "transactional", "pure")), name="idempotency_step_effects"
+    ),
+    comment="One row for each durable step of a request that is not completed. Only flask_idempotency writes to it.",
+)
+_index(steps, "idempotency_steps_of_tenant", "tenant_id")
+
+activity: Final = _table(
+    "idempotency_activity",
+    _key("owner", _bytes(3), "mark of the application"),
+    _key("bucket_length", sa.BigInteger, "a minute or an hour"),
+    _key("bucket_start", sa.BigInteger),
+    _required("expires_at", sa.BigInteger),
+    _required("counts", _TEXT, "a JSON object: endpoint, counter, number"),
+    comment="One row for each minute of a day and each hour of a month: what happened at each endpoint.",
+)
+_index(activity, "idempotency_activity_expiry", "expires_at")
+activity_tokens: Final = _table(
+    "idempotency_activity_tokens",
+    _key("token", _bytes(16), "of a call that has added its counts"),
+    _required("expires_at", sa.BigInteger),
+    comment="One row for each call of the last minutes, so that a repeated one adds nothing.",
+)
+_index(activity_tokens, "idempotency_activity_tokens_expiry", "expires_at")
+observations: Final = _table(
+    "idempotency_observations",
+    _key("record_id", _bytes(32), "as of the record that a claim would make"),
+    _required("token", _bytes(16), "of the watched request"),
+    _required("fingerprint", _bytes(17)),
+    _required("state", sa.String(10)),
+    _required("began_at", sa.BigInteger, "when the first request with this key began"),
+    _required("watched_at", sa.BigInteger, "when the watched request began"),
+    _required("lease_expires_at", sa.BigInteger),
+    _required("expires_at", sa.BigInteger),
+    sa.CheckConstraint(_one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"),
+    comment="One row for each key that was seen in observe mode. No claim reads it.",
+)
+_index(observations, "idempotency_observations_expiry", "expires_at")
+audit: Final = _table(
+    "idempotency_audit",
+    _key("token", _bytes(16), "of the call, so that a repeated one adds nothing"),
+    _required("record_id", _bytes(32)),
+    _required("tenant_id", _bytes(16)),
+    _required("changed_at", sa.BigInteger),
+    _required("expires_at", sa.BigInteger),
+    _required("verb", sa.String(20)),
+    _required("was", sa.String(20), "state of the record before"),
+    _required("step", sa.String(64), "the step that was settled; empty: the record as a whole"),
+    _required("actor", _TEXT, "the operator, or resolver"),
+    _required("reason", _TEXT),
+    _required("forced", sa.SmallInteger, "1: the operator overruled a warning"),
+    _required("certain", sa.SmallInteger, "0: the change may not have happened"),
+    comment="One row for each change of a record by an operator or a resolver. It outlives the record.",
+)
+_index(audit, "idempotency_audit_of_record", "record_id", "changed_at")
+_index(audit, "idempotency_audit_of_actor", "actor", "changed_at")
+_index(audit, "idempotency_audit_of_tenant", "tenant_id")
+_index(audit, "idempotency_audit_expiry", "expires_at")
+fences: Final = sa.Sequence(FENCES, data_type=sa.BigInteger)
+"""In no metadata: PostgreSQL creates it with its table."""
 
 
-def _of_tenants(metadata: sa.MetaData) -> None:
-    _table(
-        TENANTS,
-        metadata,
-        _key("tenant_id", _bytes(16)),
-        _required("last_key_number", sa.Integer, "the highest number that any data key of this tenant had"),
-        _required("shredded_key_number", sa.Integer, "data keys up to this number are shredded"),
-        _optional("erased_at", sa.BigInteger, "responses of keys first used until then are erased"),
-        _optional("limit_records", sa.BigInteger),
-        _optional("limit_bytes", sa.BigInteger),
-        _optional("limit_in_flight", sa.BigInteger),
-        _optional("limit_new_keys", sa.BigInteger),
-        _optional("limit_window", sa.BigInteger, "window of limit_new_keys, in microseconds"),
-        comment="One row for each tenant that has had a data key or its own limits.",
-    )
-    _table(
-        DATA_KEYS,
-        metadata,
-        _key("tenant_id", _bytes(16)),
-        _key("number", sa.Integer),
-        _required("wrapping_key_id", _TEXT, "id of the key that wraps it"),
-        _required("wrapped_key", _BYTES),
-        _required("created_at", sa.BigInteger),
-        _optional("disabled_at", sa.BigInteger, "since then the key decrypts, and encrypts nothing new"),
-        comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
-    )
-    _table(
-        QUOTA,
-        metadata,
-        _key("tenant_id", _bytes(16)),
-        _key("kind", sa.String(9)),
-        _key("bucket_end", sa.BigInteger, "when everything in this bucket expires"),
-        _key("window_length", sa.BigInteger, "length of a window of new keys, in microseconds; 0 for responses"),
-        _key("shard", sa.SmallInteger, "spreads writers, so that few wait for each other"),
-        _required("records", sa.BigInteger),
-        _required("bytes", sa.BigInteger),
-        comment="What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
-    )
+def _complete(table: sa.Table) -> None:
+    """Make `create_all` also set storage parameters, and write the version, the store's number and the first fence."""
+    if table.name in STORAGE:
+        _after(table, STORAGE[table.name], POSTGRESQL)
+    elif table.name == meta.name:
+        for kind in SUPPORTED:
+            version = fact(kind, "%(fullname)s", "schema_version", str(VERSION), rises=True)
+            for statement in (version, *facts(kind, "%(fullname)s")):
+                _after(table, statement, *(MYSQL_NAMES if kind == MYSQL else (kind,)))
+    elif table.name == fence_numbers.name:
+        _after(table, _FENCE_SEQUENCE, POSTGRESQL)
 
 
-def _of_janitors(metadata: sa.MetaData) -> None:
-    _table(
-        TASKS,
-        metadata,
-        _key("name", sa.String(40)),
-        _optional("reported_at", sa.BigInteger),
-        _optional("report", _TEXT, "report of the last run, as JSON"),
-        _optional("locked_by", _bytes(16), "token of the janitor that runs the task; the lock only saves work"),
-        _optional("lock_expires_at", sa.BigInteger),
-        comment="One row for each task that a janitor has run.",
-    )
+def _after(target: sa.Table, statement: str, *dialects: str) -> None:
+    ddl: Any = sa.DDL(statement)  # type: ignore[no-untyped-call]
+    sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialects))
 
 
-def _of_messages(metadata: sa.MetaData) -> None:
-    outbox = _table(
-        OUTBOX,
-        metadata,
-        sa.Column(
-            "seq",
-            # SQLite counts only in a column of this very type.
-            sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-            primary_key=True,
-            comment="the order of messages with one topic and key",
-        ),
-        _required("message_id", _TEXT, "the same in every attempt; receivers tell repeats by it"),
-        _required("topic", _TEXT),
-        _optional("key", _TEXT, "messages with one topic and key are sent in order"),
-        _optional("tenant", _TEXT),
-        _optional("tenant_id", _bytes(16), "set if the body is encrypted: HMAC of the namespace and the tenant"),
-        _required("headers", _TEXT, "a JSON object of strings"),
-        _required("body", _BYTES),
-        _optional("wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the body is not encrypted"),
-        _optional("data_key_number", sa.Integer, "number of the tenant's data key"),
-        _required("created_at", sa.BigInteger),
-        _required("due_at", sa.BigInteger, "the earliest time of the next attempt"),
-        _from_zero("attempts", sa.Integer, "attempts that failed"),
-        _optional("holder", _bytes(16), "token of the relay that sends the message"),
-        _optional("held_until", sa.BigInteger),
-        _from_zero("dead", sa.SmallInteger, "1: it can never be sent"),
-        _optional("error", _TEXT, "why the last attempt failed"),
-        _optional("published_at", sa.BigInteger, "set if confirmed messages are kept"),
-        _optional("namespace", _TEXT, "of the application that published it; NULL: a release before namespaces did"),
-        _optional(
-            "sent_id",
-            _TEXT,
-            "the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
-        ),
-        _optional("lane", _bytes(16), "keyed hash of the topic and the key; messages with one lane are sent in order"),
-        _optional("digest", _bytes(16), "keyed digest of the topic, the key and the body"),
-        _optional(
-            "ready_at",
-            sa.BigInteger,
-            "the earliest time of the next attempt; due_at is then for relays of the release before",
-        ),
-        comment="One row for each message that an application has published. A relay sends it and deletes it.",
-        sqlite_autoincrement=True,
-    )
-    _index(outbox, "idempotency_outbox_message", "message_id", unique=True)
-    _index(outbox, "idempotency_outbox_unsent", "seq", where="published_at IS NULL")
-    _index(outbox, "idempotency_outbox_order", "topic", "key", "seq", where="published_at IS NULL AND key IS NOT NULL")
-    _index(outbox, "idempotency_outbox_turn", "namespace", "attempts", "seq", where="published_at IS NULL AND dead = 0")
-    _index(
-        outbox, "idempotency_outbox_lane", "namespace", "lane", "seq", where="published_at IS NULL AND lane IS NOT NULL"
-    )
-    _index(outbox, "idempotency_outbox_former", "seq", where="published_at IS NULL AND namespace IS NULL")
-    _index(outbox, "idempotency_outbox_kept", "published_at", where="published_at IS NOT NULL")
-
-
-def _of_journals(metadata: sa.MetaData) -> None:
-    steps = _table(
-        STEPS,
-        metadata,
-        _key("record_id", _bytes(32)),
-        _key("step_id", _bytes(12), "keyed hash of the name and the item of the step"),
-        _required("tenant_id", _bytes(16)),
-        _required("requested_at", sa.BigInteger, "of the record: a key that is released and runs again has another"),
-        _required("position", sa.BigInteger, "order of steps that began in the same microsecond"),
-        _required("name", sa.String(64)),
-        _required("effects", sa.String(13)),
-        _required("state", sa.String(8)),
-        _required("in_line", sa.SmallInteger, "1: the view's own thread took the step"),
-        _required("kept", sa.SmallInteger, "0: the result could not be kept"),
-        _required("fence", sa.BigInteger, "of the claim that entered the step"),
-        _required("digest", _BYTES, "keyed digest of the arguments that are compared"),
-        _required("took", sa.BigInteger, "microseconds that the function ran"),
-        _required("began_at", sa.BigInteger),
-        _optional("finished_at", sa.BigInteger),
-        _required("payload_size", sa.BigInteger, "bytes of the plain item and result, as quotas count them"),
-        _optional("payload", _BYTES, "item and result, as the codec encoded them"),
-        _optional(
-            "wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the payload is not encrypted"
-        ),
-        _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the payload was erased"),
-        sa.CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
-        sa.CheckConstraint(
-            _one_of("effects", ("plain", "deduplicated", "transactional", "pure")), name="idempotency_step_effects"
-        ),
-        comment="One row for each durable step of a request that is not completed. Only flask_idempotency writes to it.",
-    )
-    _index(steps, "idempotency_steps_of_tenant", "tenant_id")
-
-
-def _of_consoles(metadata: sa.MetaData) -> None:
-    activity = _table(
-        ACTIVITY,
-        metadata,
-        _key("owner", _bytes(3), "mark of the application"),
-        _key("bucket_length", sa.BigInteger, "a minute or an hour"),
-        _key("bucket_start", sa.BigInteger),
-        _required("expires_at", sa.BigInteger),
-        _required("counts", _TEXT, "a JSON object: endpoint, counter, number"),
-        comment="One row for each minute of a day and each hour of a month: what happened at each endpoint.",
-    )
-    _index(activity, "idempotency_activity_expiry", "expires_at")
-    tokens = _table(
-        ACTIVITY_TOKENS,
-        metadata,
-        _key("token", _bytes(16), "of a call that has added its counts"),
-        _required("expires_at", sa.BigInteger),
-        comment="One row for each call of the last minutes, so that a repeated one adds nothing.",
-    )
-    _index(tokens, "idempotency_activity_tokens_expiry", "expires_at")
-    observations = _table(
-        OBSERVATIONS,
-        metadata,
-        _key("record_id", _bytes(32), "as of the record that a claim would make"),
-        _required("token", _bytes(16), "of the watched request"),
-        _required("fingerprint", _bytes(17)),
-        _required("state", sa.String(10)),
-        _required("began_at", sa.BigInteger, "when the first request with this key began"),
-        _required("watched_at", sa.BigInteger, "when the watched request began"),
-        _required("lease_expires_at", sa.BigInteger),
-        _required("expires_at", sa.BigInteger),
-        sa.CheckConstraint(_one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"),
-        comment="One row for each key that was seen in observe mode. No claim reads it.",
-    )
-    _index(observations, "idempotency_observations_expiry", "expires_at")
-    audit = _table(
-        AUDIT,
-        metadata,
-        _key("token", _bytes(16), "of the call, so that a repeated one adds nothing"),
-        _required("record_id", _bytes(32)),
-        _required("tenant_id", _bytes(16)),
-        _required("changed_at", sa.BigInteger),
-        _required("expires_at", sa.BigInteger),
-        _required("verb", sa.String(20)),
-        _required("was", sa.String(20), "state of the record before"),
-        _required("step", sa.String(64), "the step that was settled; empty: the record as a whole"),
-        _required("actor", _TEXT, "the operator, or resolver"),
-        _required("reason", _TEXT),
-        _required("forced", sa.SmallInteger, "1: the operator overruled a warning"),
-        _required("certain", sa.SmallInteger, "0: the change may not have happened"),
-        comment="One row for each change of a record by an operator or a resolver. It outlives the record.",
-    )
-    _index(audit, "idempotency_audit_of_record", "record_id", "changed_at")
-    _index(audit, "idempotency_audit_of_actor", "actor", "changed_at")
-    _index(audit, "idempotency_audit_of_tenant", "tenant_id")
-    _index(audit, "idempotency_audit_expiry", "expires_at")
+for _each in metadata.tables.values():
+    _complete(_each)
 
 
 def include_in(metadata: sa.MetaData, *, records: bool = True) -> None:
     """Declare the tables in your own metadata, so that Alembic and Flask-Migrate include them.
 
     With `IDEMPOTENCY_STORE = "flask-sqlalchemy://"` you need not call it: `Idempotency(app)` does. Call it for a
-    metadata of your own, as in `include_in(Base.metadata)`. A second call changes nothing.
+    metadata of your own, as in `include_in(Base.metadata)`. A second call changes nothing. The tables have no schema name,
+    even if the metadata has one.
 
     Pass `records=False` for the table of the outbox alone, if the records are in another database or in Redis.
     """
     with _defining:
-        if records and RECORDS not in metadata.tables:
-            if OUTBOX in metadata.tables:
-                # Declared alone before, and `define` declares it too.
-                metadata.remove(metadata.tables[OUTBOX])
-            define(metadata)
-        elif OUTBOX not in metadata.tables:
-            _of_messages(metadata)
+        # `to_metadata` would give them the schema of the metadata.
+        schema, metadata.schema = metadata.schema, None
+        try:
+            for table in _TABLES if records else (outbox,):
+                if table.name not in metadata.tables:
+                    _complete(table.to_metadata(metadata))
+        finally:
+            metadata.schema = schema
 
 
 # Two first requests may both find that the tables are not declared yet.
 _defining: Final = Lock()
-
-
-metadata: Final = sa.MetaData()
-define(metadata)
-records: Final = metadata.tables[RECORDS]
-meta: Final = metadata.tables[META]
-tenants: Final = metadata.tables[TENANTS]
-data_keys: Final = metadata.tables[DATA_KEYS]
-quota_buckets: Final = metadata.tables[QUOTA]
-tasks: Final = metadata.tables[TASKS]
-outbox: Final = metadata.tables[OUTBOX]
-steps: Final = metadata.tables[STEPS]
-activity: Final = metadata.tables[ACTIVITY]
-activity_tokens: Final = metadata.tables[ACTIVITY_TOKENS]
-observations: Final = metadata.tables[OBSERVATIONS]
-audit: Final = metadata.tables[AUDIT]
-fences: Final = sa.Sequence(FENCES, data_type=sa.BigInteger)
-"""In no metadata: PostgreSQL creates it with its table."""
+_TABLES: Final = tuple(metadata.tables.values())
 
 
 SEEDED: Final = 10**15
@@ -574,12 +515,12 @@ class SchemaGaps:
 
 
 LATER: Final = {
-    RECORDS: ("steps", "step_write", "response_expires_at"),
-    OUTBOX: ("namespace", "sent_id", "lane", "digest", "ready_at"),
+    records.name: ("steps", "step_write", "response_expires_at"),
+    outbox.name: ("namespace", "sent_id", "lane", "digest", "ready_at"),
 }
 """Columns that a later release has added. An upgrade adds no other: it would be empty, and the lost one holds what replays."""
 
-RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != OUTBOX)
+RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != outbox.name)
 """The tables that every application with this store needs. Only an application with an outbox needs its table."""
 
 
@@ -600,7 +541,7 @@ def lacks(connection: sa.Connection, *, outbox: bool = False) -> SchemaGaps:
         indexes=tuple(_indexes(catalogue, there)),
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
-        store=META not in tables and bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING))),
+        store=meta.name not in tables and bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING))),
         storage=all_records
         and connection.dialect.name == POSTGRESQL
         and bool(connection.scalar(named(connection, _STORAGE_MISSING))),
@@ -639,9 +580,11 @@ FENCES_DO_NOT_RISE: Final = "fences do not rise, and `fenced()` refuses updates 
 def outbox_gaps(connection: sa.Connection) -> SchemaGaps:
     """Return what the database lacks of the outbox alone."""
     catalogue = Catalogue(connection)
-    if not catalogue.has_table(OUTBOX):
-        return SchemaGaps(tables=(OUTBOX,))
-    return SchemaGaps(columns=tuple(_columns(catalogue, (OUTBOX,))), indexes=tuple(_indexes(catalogue, (OUTBOX,))))
+    if not catalogue.has_table(outbox.name):
+        return SchemaGaps(tables=(outbox.name,))
+    return SchemaGaps(
+        columns=tuple(_columns(catalogue, (outbox.name,))), indexes=tuple(_indexes(catalogue, (outbox.name,)))
+    )
 
 
 def _columns(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, delete, text
 from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.sql import identity, store
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
+from flask_idempotency.stores.sql.schema import FENCES, VERSION, fence_numbers, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.stores.contenders import contended
@@ -78,7 +78,7 @@ def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
     """The same database, for a role that may neither create nor alter anything."""
     role = f"clerk_{engine.url.database}"
     autogenerate(engine, included())
-    used = ", ".join(name for name in metadata.tables if name != FENCE_NUMBERS)
+    used = ", ".join(name for name in metadata.tables if name != fence_numbers.name)
     with engine.begin() as connection:
         connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))
         connection.execute(text(f"CREATE ROLE {role} LOGIN"))

@@ -111,8 +111,8 @@ def spoil(make_engine: MakeEngine, records_url: str) -> Spoil:
     if not is_sqlite:
         with engine.begin() as connection:
             # SQLAlchemy creates no constraint any more that it has dropped, so not one of the store's own.
-            schema.define(own := MetaData())
-            for constraint in own.tables[schema.RECORDS].constraints:
+            schema.include_in(own := MetaData())
+            for constraint in own.tables[schema.records.name].constraints:
                 if isinstance(constraint, CheckConstraint):
                     connection.execute(DropConstraint(constraint))
             for column in ("token", "fingerprint"):

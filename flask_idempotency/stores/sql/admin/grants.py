@@ -19,18 +19,18 @@ from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.naming import prefix, schema_of
 
 IN_A_VIEW: Final[Mapping[str, tuple[str, ...]]] = {
-    schema.RECORDS: ("SELECT", "UPDATE"),
-    schema.STEPS: ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    schema.TENANTS: ("SELECT",),
-    schema.DATA_KEYS: ("SELECT",),
-    schema.QUOTA: ("SELECT", "INSERT", "UPDATE"),
+    schema.records.name: ("SELECT", "UPDATE"),
+    schema.steps.name: ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    schema.tenants.name: ("SELECT",),
+    schema.data_keys.name: ("SELECT",),
+    schema.quota_buckets.name: ("SELECT", "INSERT", "UPDATE"),
 }
 """What runs in the transaction of a view: its steps, the completion of its record, and the quota that counts it."""
 
 IN_A_CLAIM: Final = dict.fromkeys(schema.RECORD_TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 """What the store does on its own connections."""
 
-TO_PUBLISH: Final[Mapping[str, tuple[str, ...]]] = {schema.OUTBOX: ("SELECT", "INSERT")}
+TO_PUBLISH: Final[Mapping[str, tuple[str, ...]]] = {schema.outbox.name: ("SELECT", "INSERT")}
 
 OUTBOX_NUMBERS: Final = "idempotency_outbox_seq_seq"
 

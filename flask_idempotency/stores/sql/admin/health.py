@@ -19,11 +19,11 @@ from flask_idempotency.stores.sql.naming import Catalogue, named
 from flask_idempotency.stores.sql.schema import (
     FENCES,
     FENCES_DO_NOT_RISE,
-    RECORDS,
     cache_fault,
     cached_numbers,
     lacks,
     metadata,
+    records,
 )
 from flask_idempotency.stores.sql.statements import server_time
 
@@ -69,7 +69,7 @@ def schema(connection: Connection) -> Said:
 
 def indexes(connection: Connection) -> Said:
     """Check that each index exists, and that queries can use it."""
-    if not Catalogue(connection).has_table(RECORDS):
+    if not Catalogue(connection).has_table(records.name):
         return Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says."
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:

@@ -51,7 +51,6 @@ from flask_idempotency.stores.sql.schema import (
     PROCESSING,
     QUARANTINE,
     QUARANTINED,
-    RECORDS,
     RELEASED,
     TAKEOVER,
     meta,
@@ -402,7 +401,7 @@ class SqlRecovery(SqlCapability):
         (few,) = self._rows(count_few_completed, my_limit=COUNTED + 1)
         if few.completed <= COUNTED:
             return int(few.completed)
-        (row,) = self._rows(estimate_completed, my_table=f"{self._database.run(prefix)}{RECORDS}")
+        (row,) = self._rows(estimate_completed, my_table=f"{self._database.run(prefix)}{records.name}")
         return None if row.completed is None else max(int(row.completed), COUNTED)
 
     def _seen(self, seen: SeenRecord) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from flask_idempotency.stores.sql.naming import look, named
 from flask_idempotency.stores.sql.schema import (
     FENCES,
     FENCES_DO_NOT_RISE,
-    META,
     RECORD_TABLES,
     SchemaGaps,
     cache_fault,
     lacks,
+    meta,
     metadata,
 )
 
@@ -69,7 +69,7 @@ def structural(connection: Connection) -> list[str]:
     """Return the faults of the tables, their rows and the role's privileges."""
     lacking = errors.missing_privileges(connection)
     # A role that may not read this table would get a bare refusal instead of a fault.
-    schema = _schema(connection) if "SELECT" not in lacking.get(META, ()) else ()
+    schema = _schema(connection) if "SELECT" not in lacking.get(meta.name, ()) else ()
     rights = "; ".join(f"{', '.join(found)} on {name}" for name, found in lacking.items())
     return [*([f"{errors.REMEDY[0].upper()}{errors.REMEDY[1:]}. It lacks {rights}."] if rights else []), *schema]
 

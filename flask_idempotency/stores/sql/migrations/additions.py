@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, SetColumnC
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, kind_of
 from flask_idempotency.stores.sql.naming import Catalogue
-from flask_idempotency.stores.sql.schema import FENCES, META, SEEDED
+from flask_idempotency.stores.sql.schema import FENCES, SEEDED
 
 
 def add_parts(connection: Connection, tables: Iterable[Table]) -> None:
@@ -53,14 +53,14 @@ _STORED_OTHERWISE: Final = "attstorage <> 'e' FROM pg_attribute WHERE attname = 
 def _store(connection: Connection, names: set[str]) -> None:
     """Set the storage parameters of these tables."""
     for name, statement in schema.STORAGE.items():
-        missing = _STORED_OTHERWISE if name == schema.STEPS else _NO_FILLFACTOR
+        missing = _STORED_OTHERWISE if name == schema.steps.name else _NO_FILLFACTOR
         if name in names and connection.exec_driver_sql(f"SELECT {missing} = to_regclass('{name}')").scalar():
             connection.exec_driver_sql(statement % {"fullname": name})
 
 
 def add_facts(connection: Connection) -> None:
     """Add the number of the store and the source of its fences. Fences only rise."""
-    for statement in schema.facts(kind_of(connection.dialect.name), META):
+    for statement in schema.facts(kind_of(connection.dialect.name), schema.meta.name):
         connection.exec_driver_sql(statement)
     if connection.dialect.name == POSTGRESQL:
         for condition, *statements in _SEQUENCE:

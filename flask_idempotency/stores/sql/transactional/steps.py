@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
 
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -21,33 +19,10 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.journal import JournalWrite, StepWriting
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
-from flask_idempotency.stores.sql.transactional.transaction import (
-    SessionRecords,
-    SessionTransaction,
-    refuse_autocommit,
-    undo,
-)
+from flask_idempotency.stores.sql.transactional.records import SessionRecords, refuse_autocommit
+from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, undo
 
 _log = logging.getLogger("flask_idempotency")
-
-
-class SessionJournals(SessionRecords, Protocol):
-    """What a step's transaction needs of the store. `SessionTransactions` implements it."""
-
-    def write_journals(
-        self,
-        connection: Connection,
-        keys: Sequence[StorageKey],
-        token: bytes,
-        *,
-        fences: Sequence[int],
-        writes: Sequence[JournalWrite],
-        lease: float,
-    ) -> None: ...
-
-    def has_reached(self, key: StorageKey, token: bytes, *, fence: int, number: int) -> bool: ...
-
-    def end_step(self, keys: Sequence[StorageKey]) -> None: ...
 
 
 class SessionStep(SessionTransaction):
@@ -55,20 +30,17 @@ class SessionStep(SessionTransaction):
 
     def __init__(
         self,
-        journals: SessionJournals,
+        records: SessionRecords,
         keys: tuple[StorageKey, ...],
         token: bytes,
         *,
         fences: Sequence[int],
         lease: float,
         early_writes: Callable[[], Sequence[JournalWrite]],
-        session: Session,
-        factory: Any,
-        listener: Callable[[Session], None],
+        operation: str,
         early: Callable[[], None],
     ) -> None:
-        super().__init__(journals, keys, token, session=session, factory=factory, listener=listener, early=early)
-        self._journals = journals
+        super().__init__(records, keys, token, operation=operation, early=early)
         self._fences = tuple(fences)
         self._lease = lease
         self._early_writes = early_writes
@@ -110,7 +82,7 @@ class SessionStep(SessionTransaction):
 
     def leave(self) -> None:
         super().leave()
-        self._journals.end_step(self._keys)
+        self._records.end_step(self._keys)
 
     def _mark(self, connection: Connection) -> None:
         """Enter the step as begun and plain, in the commit that its function is about to send."""
@@ -120,7 +92,7 @@ class SessionStep(SessionTransaction):
 
     def _write(self, connection: Connection, writes: Sequence[JournalWrite]) -> None:
         self._number = writes[0].number
-        self._journals.write_journals(
+        self._records.write_journals(
             connection, self._keys, self._token, fences=self._fences, writes=writes, lease=self._lease
         )
 
@@ -146,4 +118,4 @@ class SessionStep(SessionTransaction):
 
     def _is_reached(self) -> bool:
         key, fence = self._keys[0], self._fences[0]
-        return self._journals.has_reached(key, self._token, fence=fence, number=self._number)
+        return self._records.has_reached(key, self._token, fence=fence, number=self._number)

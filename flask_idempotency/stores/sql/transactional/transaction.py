@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import SessionTransaction as SessionSavepoint
@@ -25,7 +24,6 @@ from flask_idempotency.engine.model import Record, State, StoredPayload
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
-from flask_idempotency.stores.sql.dialects import commits_each_statement
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.transactional.listeners import (
@@ -35,54 +33,9 @@ from flask_idempotency.stores.sql.transactional.listeners import (
     joined_here,
     levels_of,
 )
+from flask_idempotency.stores.sql.transactional.records import SessionRecords, is_unsaved, refuse_autocommit
 
 _log = logging.getLogger("flask_idempotency")
-
-
-class SessionRecords(Protocol):
-    """What a claim's transaction needs of the store. `SessionTransactions` implements it."""
-
-    def session(self) -> Session: ...
-
-    def connection(self, session: Session) -> Connection: ...
-
-    def complete(
-        self,
-        connection: Connection,
-        key: StorageKey,
-        token: bytes,
-        payload: StoredPayload,
-        keep: float,
-        remember: float | None,
-        *,
-        checked: bool,
-    ) -> Record | None: ...
-
-    def refuse_without_keys(
-        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[StoredPayload]
-    ) -> None: ...
-
-    def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
-
-    def has_written(self, connection: Connection) -> bool: ...
-
-    def role(self, session: Session) -> str | None: ...
-
-    def remedy(self, role: str | None, error: BaseException) -> str: ...
-
-    def is_base(self, engine: Engine) -> bool: ...
-
-    def is_ours(self, session: Session) -> bool: ...
-
-    def refuse_other_databases(self, session: Session) -> None: ...
-
-    def conflict(self, session: Session) -> str | None: ...
-
-    def final_record(self, key: StorageKey, token: bytes) -> Record | None: ...
-
-    def is_completed(self, key: StorageKey, token: bytes) -> bool: ...
-
-    def notify_committed(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None: ...
 
 
 class SessionTransaction:
@@ -94,20 +47,18 @@ class SessionTransaction:
         keys: tuple[StorageKey, ...],
         token: bytes,
         *,
-        session: Session,
-        factory: Any,
-        listener: Callable[[Session], None],
+        operation: str,
         early: Callable[[], None],
     ) -> None:
-        self.session = session
-        self.factory = factory
+        self.session: Session = records.session()
         self.over: bool = False
         """True once this claim ignores the events of the session."""
-        self._listener = listener
-        """It calls `before_commit` of the transaction that this context has joined."""
+        self.factory, self._listener = records.listen()
+        """The latter calls `before_commit` of the transaction that this context has joined."""
         self._records = records
         self._keys = keys
         self._token = token
+        self._operation = operation
         self._on_early_commit = early
         self._early = False
         self._in_doubt = False
@@ -351,6 +302,7 @@ class SessionTransaction:
     def _has_committed(self) -> None:
         if not self._early:
             self._early = True
+            self._records.report(self._operation)
             self._on_early_commit()
 
     def _read_outcome(self) -> None:
@@ -418,20 +370,6 @@ def _log_fault(error: Exception, outcome: str) -> None:
     """Log the traceback of an error in the application's code. Leave out database errors, whose text quotes rows."""
     if not isinstance(error, SQLAlchemyError | IdempotencyError):
         _log.error("a listener of the session failed, %s", outcome, exc_info=error)
-
-
-def refuse_autocommit(connection: Connection) -> None:
-    """Raise `ConfigurationError` if this connection commits each statement, so that no rollback is possible."""
-    if commits_each_statement(connection):
-        raise ConfigurationError(
-            "db.session commits each statement by itself (isolation level AUTOCOMMIT), so its rows cannot be committed "
-            "together with a record. Use another isolation level, or another value of effects than transactional."
-        )
-
-
-def is_unsaved(session: Session) -> bool:
-    """Return True if this session has objects to write. Its `new`, `dirty` and `deleted` would build a set each."""
-    return not session._is_clean()
 
 
 def undo(session: Session) -> None:

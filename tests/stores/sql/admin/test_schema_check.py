@@ -12,7 +12,7 @@ from flask_idempotency.stores.sql.admin import schema_check
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema, advice, faults
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import LATEST, upgrade
-from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, RECORD_TABLES, metadata
+from flask_idempotency.stores.sql.schema import RECORD_TABLES, fence_numbers, metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import a_key
 from tests.stores.sql import catalogue
@@ -20,7 +20,7 @@ from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 
 FENCES = "idempotency_fence_numbers_number_seq"
 FENCE_FROM_ONE = f"SELECT setval('{FENCES}', 1, false)"
-USED = [name for name in RECORD_TABLES if name != FENCE_NUMBERS]
+USED = [name for name in RECORD_TABLES if name != fence_numbers.name]
 TABLES = ", ".join(USED)
 UPGRADE = "Run `flask idempotency db upgrade`"
 

@@ -114,7 +114,7 @@ def test_an_upgrade_changes_no_comment_that_an_operator_added(engine: Engine) ->
     comments = {each["name"]: each["comment"] for each in inspect(engine).get_columns("idempotency_records")}
     assert (comments["tenant"], comments["fence"]) == (
         "see the data catalogue",
-        metadata.tables[schema.RECORDS].c.fence.comment,
+        metadata.tables[schema.records.name].c.fence.comment,
     )
 
 

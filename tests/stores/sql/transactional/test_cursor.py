@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, text, update
 from sqlalchemy.orm import Session
 
+from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.driver import DriverCursor, SessionCursor
 from flask_idempotency.stores.sql.schema import records
 from tests.stores.sql.conftest import on_both, on_each, on_postgresql
@@ -155,13 +156,11 @@ def test_a_failed_completion_rolls_the_rows_back(
     choose(shop)
     paying(shop)
     shop.post(key="first")
-    completing = shop.store.completing
-    made = dict(completing._made)
-    completing._made.update(dict.fromkeys(made, text("SELECT no_such_function(:my_token)").columns(records.c.fence)))
+    broken = text("SELECT no_such_function(:my_token)").columns(records.c.fence)
+    with monkeypatch.context() as patched:
+        patched.setattr(completion, "made", lambda *_: broken)
+        refused = shop.post()
 
-    refused = shop.post()
-
-    completing._made.update(made)
     assert (True, 1) == (refused.status_code >= 500, shop.payments())
     assert "my_token" not in caplog.text
     assert (201, 2) == (shop.post().status_code, shop.payments())
