@@ -16,24 +16,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
+from flask_idempotency.engine import model
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import paused_token
-from flask_idempotency.engine.model import (
-    CALLER_UNKNOWN,
-    VOIDED,
-    ClaimRequest,
-    Expired,
-    Grant,
-    InFlight,
-    Mismatched,
-    OnExpiry,
-    OtherCaller,
-    OverQuota,
-    RequestInfo,
-    Unknown,
-    Voided,
-    method_and_trace,
-)
 from flask_idempotency.engine.quota import Quota, window_of
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import completion, dialects, quota, statements
@@ -50,7 +35,7 @@ from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, NEW_KEYS, QUA
 RETRY_SECONDS: Final = 1.0
 """The `retry_after` of a claim that could not see who holds the key. Another worker is writing to the row right now."""
 
-_LEAVING: Final = InFlight(RETRY_SECONDS)
+_LEAVING: Final = model.InFlight(RETRY_SECONDS)
 """The key is free, and another transaction has its row: it removes it, or claims the key."""
 
 PAUSE_SECONDS: Final = (0.01, 0.04)
@@ -61,7 +46,7 @@ PAUSE_SECONDS: Final = (0.01, 0.04)
 class ClaimQuery:
     """A claim as statements need it."""
 
-    request: ClaimRequest
+    request: model.ClaimRequest
     token: bytes
     lease: int
     """In microseconds."""
@@ -73,14 +58,14 @@ class ClaimQuery:
         """True if a new key needs the tenant's lock, because a limit of the quota is no higher than its margin."""
         return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
 
-    def granted(self, fence: int, *, attempt: int, before: Row | None = None) -> Grant:
+    def granted(self, fence: int, *, attempt: int, before: Row | None = None) -> model.Grant:
         """`before` is the row that this claim takes over."""
-        trace = "" if before is None else method_and_trace(unescape(before.method))[1]
-        return Grant(self.token, fence, attempt, self.lease / 1_000_000, taken_from=trace)
+        trace = "" if before is None else model.method_and_trace(unescape(before.method))[1]
+        return model.Grant(self.token, fence, attempt, self.lease / 1_000_000, taken_from=trace)
 
 
 def claim_query(
-    request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None
+    request: model.ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None
 ) -> ClaimQuery:
     """Encode a claim. `lease` and `now` are microseconds; without `now` the server's clock counts."""
     about = request.info
@@ -89,7 +74,7 @@ def claim_query(
         "my_tenant_id": request.key.tid,
         "my_token": token,
         "my_fingerprint": request.fingerprint,
-        "my_on_expiry": TAKEOVER if request.on_expiry is OnExpiry.TAKEOVER else QUARANTINE,
+        "my_on_expiry": TAKEOVER if request.on_expiry is model.OnExpiry.TAKEOVER else QUARANTINE,
         "my_tenant": escape(about.tenant),
         "my_principal": escape(about.principal),
         "my_method": escape(about.traced_method if about.trace else about.method),
@@ -122,46 +107,46 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
             raise StoreUnavailable("the claim was cancelled before it reached the store")
         return Move.RECLAIM
     callers = query.request.callers
-    shown = callers is None or callers.show(RequestInfo(unescape(row.tenant), unescape(row.principal)))
+    shown = callers is None or callers.show(model.RequestInfo(unescape(row.tenant), unescape(row.principal)))
     if shown is False:
-        return OtherCaller(first_seen=row.requested_at / 1_000_000)
-    if row.fingerprint == VOIDED:
-        return Voided(first_seen=row.requested_at / 1_000_000)
+        return model.OtherCaller(first_seen=row.requested_at / 1_000_000)
+    if row.fingerprint == model.VOIDED:
+        return model.Voided(first_seen=row.requested_at / 1_000_000)
     if row.fingerprint != query.request.fingerprint:
-        return Mismatched(first_seen=row.requested_at / 1_000_000)
+        return model.Mismatched(first_seen=row.requested_at / 1_000_000)
     if row.state in (COMPLETED, FAILED):
         if row.response_expires_at is not None and row.deadline <= row.now:
-            return Expired(first_seen=row.requested_at / 1_000_000)
+            return model.Expired(first_seen=row.requested_at / 1_000_000)
         return row.record()
     if row.state == QUARANTINED:
-        return Unknown(unescape(row.reason or ""))
+        return model.Unknown(unescape(row.reason or ""))
     left = row.deadline - row.now
     if row.token == query.token:
-        return Grant(row.token, row.fence, row.attempt, max(left, 0) / 1_000_000)
+        return model.Grant(row.token, row.fence, row.attempt, max(left, 0) / 1_000_000)
     if left > 0:
-        return InFlight(retry_after=left / 1_000_000)
+        return model.InFlight(retry_after=left / 1_000_000)
     if shown is None:
-        return Unknown(CALLER_UNKNOWN)
+        return model.Unknown(model.CALLER_UNKNOWN)
     if row.token == paused_token(query.token):
         raise StoreUnavailable("the claim was paused before it reached the store")
     return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE
 
 
-def refusal(standing: Any) -> OverQuota | None:
+def refusal(standing: Any) -> model.OverQuota | None:
     """Return the refusal of a new key by the counts of `quota.tenant_counts`, or None."""
     now = standing.now
     ends = (standing.first_bucket_end or now) - now
     if standing.max_records is not None and standing.unsettled + standing.records >= standing.max_records:
-        return OverQuota("records", standing.max_records, ends / 1_000_000)
+        return model.OverQuota("records", standing.max_records, ends / 1_000_000)
     if standing.max_bytes is not None and standing.bytes >= standing.max_bytes:
-        return OverQuota("bytes", standing.max_bytes, ends / 1_000_000)
+        return model.OverQuota("bytes", standing.max_bytes, ends / 1_000_000)
     if standing.max_in_flight is not None and standing.in_flight >= standing.max_in_flight:
         left = (standing.first_lease or now) - now
-        return OverQuota("in-flight", standing.max_in_flight, left / 1_000_000)
+        return model.OverQuota("in-flight", standing.max_in_flight, left / 1_000_000)
     new_keys = rate(standing.max_new_keys, standing.max_window_length)
     if new_keys is not None and standing.new_keys >= new_keys.count:
         _, left = window_of(now, new_keys)
-        return OverQuota("new-keys", new_keys.count, left / 1_000_000, new_keys.seconds)
+        return model.OverQuota("new-keys", new_keys.count, left / 1_000_000, new_keys.seconds)
     return None
 
 
@@ -196,7 +181,7 @@ class ClaimWriter:
         else:
             statement = made(statements.insert, self._dialect, numbered=numbered)
         granted = connection.execute(statement, {**query.parameters, "my_fence": fence}).scalar_one_or_none()
-        return None if granted is None else Grant(query.token, fence or granted, 1, query.lease / 1_000_000)
+        return None if granted is None else model.Grant(query.token, fence or granted, 1, query.lease / 1_000_000)
 
     def apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         """Classify this row, and write what is due. None as for `write`."""
@@ -220,7 +205,7 @@ class ClaimWriter:
         if written is None:
             return None
         if move is Move.QUARANTINE:
-            return Unknown(statements.LEASE_EXPIRED)
+            return model.Unknown(statements.LEASE_EXPIRED)
         before = row if move is Move.TAKE_OVER else None
         if fence is not None:
             # Compared with what was read, so that the attempt is known.
@@ -257,7 +242,7 @@ class QuotaGate:
                 if not is_lock_timeout(error):
                     raise
                 break
-        return InFlight(RETRY_SECONDS)
+        return model.InFlight(RETRY_SECONDS)
 
     def claim(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome | NearLimit:
         """Try one time to claim within the quota, without the tenant's lock. Refuse a new key of a tenant that is full."""
@@ -441,7 +426,7 @@ class InsertInTurn:
             if found is None and self._in_turn:
                 locked = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
                 if locked is not None:
-                    return _LEAVING if is_gone(row_of(locked)) else InFlight(RETRY_SECONDS)
+                    return _LEAVING if is_gone(row_of(locked)) else model.InFlight(RETRY_SECONDS)
             row = None if found is None else row_of(found)
             outcome = Move.RECLAIM if row is None else classify(row, query)
             if not isinstance(outcome, Move):
@@ -466,13 +451,13 @@ class InsertInTurn:
                 written = self._writer.insert(connection, query, fence=fence, numbered=numbered)
             else:
                 written = self._writer.write(connection, outcome, row, query, fence=fence)
-            return written or InFlight(RETRY_SECONDS)
+            return written or model.InFlight(RETRY_SECONDS)
 
     def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
         """Claim in the caller's transaction."""
         return self.claim(connection, query, joined=True)
 
-    def _refuse_or_count(self, connection: RecordConnection, query: ClaimQuery) -> OverQuota | None:
+    def _refuse_or_count(self, connection: RecordConnection, query: ClaimQuery) -> model.OverQuota | None:
         """Return why this new key must not be granted; else count it. No other connection writes now, so this is exact."""
         standing = checked(connection.execute(made(quota.tenant_counts, self._dialect), query.parameters).one())
         refused = refusal(standing)

@@ -17,30 +17,24 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, bigint, binary, integer, made, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
-from flask_idempotency.stores.sql.schema import (
-    COMPLETED,
-    FAILED,
-    PROCESSING,
-    QUARANTINED,
-    RESPONSES,
-    data_keys,
-    quota_buckets,
-    records,
-    steps,
-    tenants,
-)
+from flask_idempotency.stores.sql.schema import records
 from flask_idempotency.stores.sql.statements import (
     BOOKED,
     ONE,
     ZERO,
     booked,
     columns,
+    count_by_key,
     ended_wait,
+    holds_seen,
+    is_erased_since,
     is_mine,
+    key_is_there,
     others_update,
     owners,
     word,
@@ -69,36 +63,39 @@ class Form(NamedTuple):
 
 def complete(dialect: Dialect, form: Form) -> Any:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
-    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
     return _completed(dialect, statement, now, form)
 
 
 def resolve(dialect: Dialect, form: Form) -> Any:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
-    statement, now = others_update(dialect, _r.state == word(QUARANTINED))
+    statement, now = others_update(dialect, _r.state == word(schema.QUARANTINED))
     return _completed(dialect, statement.values(token=binary("my_token")), now, form._replace(closes=True))
 
 
 def drop_journal(dialect: Dialect) -> sa.Delete:
     """Remove what is recorded of a record's steps, in the transaction that completes or frees it."""
-    return sa.delete(steps).where(steps.c.record_id == binary("my_record_id"))
+    return sa.delete(schema.steps).where(schema.steps.c.record_id == binary("my_record_id"))
 
 
 def book(dialect: Dialect) -> Any:
     """Add these amounts to an entry of the quota ledger. Negative amounts subtract."""
-    entry = [sa.bindparam(f"my_{name}", type_=quota_buckets.c[name].type) for name in BOOKED]
+    entry = [sa.bindparam(f"my_{name}", type_=schema.quota_buckets.c[name].type) for name in BOOKED]
     return booked(dialect, sa.select(*entry).where(ONE == ONE))
 
 
 def why_not_sealed(dialect: Dialect) -> sa.Select[Any]:
     """Read why a sealed response was not stored: if its tenant was erased since, and if its data key is enabled."""
-    reasons: list[sa.ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
+    reasons: list[sa.ColumnElement[Any]] = [
+        is_erased_since(records).label("erased"),
+        key_is_there(records).label("kept"),
+    ]
     return dialect.in_session(sa.select(*reasons).where(is_mine()))
 
 
 def may_be_sealed() -> sa.ColumnElement[bool]:
     """Match a row that may store a response sealed with this data key."""
-    return sa.and_(_key_is_there(), _unerased())
+    return sa.and_(key_is_there(records), ~is_erased_since(records))
 
 
 def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int], form: Form) -> Any:
@@ -147,13 +144,13 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
     statement_told = sa.select(*(column for column in done.c if not column.name.startswith("_")))
     if closes:
         statement_told = statement_told.add_cte(
-            sa.delete(steps).where(steps.c.record_id == done.c._record_id).cte("closed")
+            sa.delete(schema.steps).where(schema.steps.c.record_id == done.c._record_id).cte("closed")
         )
     if not counted:
         return statement_told
     if not remembers:
         added = sa.select(
-            done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
+            done.c._tenant_id, word(schema.RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
         )
         return statement_told.add_cte(booked(dialect, added.where(done.c._in_quota == ONE)).cte("into_ledger"))
     # Both may end in one bucket, and a statement must not update a row twice.
@@ -161,26 +158,8 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
     stored = sa.select(done.c._response_expires_at, ZERO, done.c._response_size)
     two = sa.union_all(*(each.where(done.c._in_quota == ONE) for each in (record, stored))).subquery("two")
     sums = (sa.cast(sa.func.sum(two.c[name]), sa.BigInteger) for name in ("records", "bytes"))
-    both = sa.select(binary("my_tenant_id"), word(RESPONSES), two.c.bucket_end, ZERO, _shard(), *sums)
+    both = sa.select(binary("my_tenant_id"), word(schema.RESPONSES), two.c.bucket_end, ZERO, _shard(), *sums)
     return statement_told.add_cte(booked(dialect, both.group_by(two.c.bucket_end)).cte("into_ledger"))
-
-
-def _key_is_there() -> sa.ColumnElement[bool]:
-    k = data_keys.c
-    number = integer("my_data_key_number")
-    there = (
-        sa.select(ONE)
-        .where(k.tenant_id == _r.tenant_id, k.number == number, k.disabled_at.is_(None))
-        .correlate(records)
-    )
-    return sa.exists(there)
-
-
-def _unerased() -> sa.ColumnElement[bool]:
-    t = tenants.c
-    return ~sa.exists(
-        sa.select(ONE).where(t.tenant_id == _r.tenant_id, t.erased_at >= _r.requested_at).correlate(records)
-    )
 
 
 def _next_bucket_end(dialect: Dialect, ends: sa.ColumnElement[int], width_name: str) -> sa.ColumnElement[int]:
@@ -213,10 +192,7 @@ def scan(dialect: Dialect) -> sa.Select[Any]:
 
 def count_responses(dialect: Dialect) -> sa.Select[Any]:
     """Count the responses under each wrapping key. Include expired responses, but not wiped ones."""
-    under = sa.func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
-    counted: list[sa.ColumnElement[Any]] = [under, sa.func.count().label("responses")]
-    is_wiped = sa.func.coalesce(_r.data_key_number, ONE) == ZERO
-    return sa.select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
+    return count_by_key(records, "responses").where(_is_completed())
 
 
 def replace(dialect: Dialect) -> Any:
@@ -246,7 +222,7 @@ def mark_corrupt(dialect: Dialect) -> Any:
 def read_unreadable(dialect: Dialect) -> sa.Select[Any]:
     """Read the columns of an unreadable row that the quota ledger needs. Lock the row, but not on SQLite."""
     entry = (_r.state, _r.in_quota, *COUNTED_BY, dialect.now.label("now"))
-    return _locked(dialect, sa.select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
+    return _locked(dialect, sa.select(*entry).where(is_mine(), _r.state != word(schema.QUARANTINED)))
 
 
 def mark_unreadable(dialect: Dialect) -> Any:
@@ -257,7 +233,7 @@ def mark_unreadable(dialect: Dialect) -> Any:
 
 def _condemned(dialect: Dialect, statement: sa.Update, since: sa.ColumnElement[int]) -> sa.Update:
     values: dict[Any, Any] = {
-        _r.state: word(QUARANTINED),
+        _r.state: word(schema.QUARANTINED),
         _r.reason: word(CORRUPT),
         _r.lease_expires_at: since,
         _r.expires_at: sa.null(),
@@ -313,11 +289,13 @@ def count(
 
 def _succeeded() -> sa.ColumnElement[int]:
     """Read from the state if the response is a success. A quarantined row no longer shows it there."""
-    return sa.case((_r.state == word(COMPLETED), ONE), (_r.state == word(FAILED), ZERO), else_=_r.succeeded)
+    return sa.case(
+        (_r.state == word(schema.COMPLETED), ONE), (_r.state == word(schema.FAILED), ZERO), else_=_r.succeeded
+    )
 
 
 def _is_completed() -> sa.ColumnElement[bool]:
-    return _r.state.in_((word(COMPLETED), word(FAILED)))
+    return _r.state.in_((word(schema.COMPLETED), word(schema.FAILED)))
 
 
 def _replaced(dialect: Dialect, statement: Any) -> Any:
@@ -333,14 +311,11 @@ def _replaced(dialect: Dialect, statement: Any) -> Any:
 
 
 def _holds_seen() -> sa.ColumnElement[bool]:
-    """Match the payload that was seen. Compare the short columns first: a response may have mebibytes."""
+    """Match the payload that was seen."""
     return sa.and_(
         _r.state == sa.bindparam("seen_state", type_=sa.String),
         _r.status == sa.bindparam("seen_status", type_=_r.status.type),
-        _r.response_size == bigint("seen_response_size"),
-        _r.wrapping_key_id.is_not_distinct_from(string("seen_wrapping_key_id")),
-        _r.data_key_number.is_not_distinct_from(integer("seen_data_key_number")),
-        _r.response == binary("seen_response"),
+        holds_seen(records, "response"),
     )
 
 
@@ -436,7 +411,7 @@ def facts_of(payload: StoredPayload, whose: str) -> dict[str, Any]:
     """Return a payload as parameters. `whose` is `my` for values to write, and `seen` for values to compare."""
     by = payload.sealed_by
     return {
-        f"{whose}_state": COMPLETED if payload.success else FAILED,
+        f"{whose}_state": schema.COMPLETED if payload.success else schema.FAILED,
         f"{whose}_status": payload.status,
         f"{whose}_response_size": payload.byte_size,
         f"{whose}_response": payload.data,
@@ -455,7 +430,7 @@ def is_sealed(parameters: dict[str, Any]) -> bool:
 
 
 def entry(
-    *, bucket_end: int, records: int, stored: int, kind: str = RESPONSES, window_length: int = 0
+    *, bucket_end: int, records: int, stored: int, kind: str = schema.RESPONSES, window_length: int = 0
 ) -> dict[str, Any]:
     """Return the parameters of `book`, but for `my_tenant_id` and `my_shard`. The default is an entry of responses."""
     return {

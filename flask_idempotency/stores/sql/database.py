@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from sqlalchemy import Connection, Engine, Pool, QueuePool, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
+from flask_idempotency.stores.sql import errors
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, kind_of
 from flask_idempotency.stores.sql.driver import Driver, DriverConnection, RecordConnection
 from flask_idempotency.stores.sql.engines import (
@@ -32,16 +33,6 @@ from flask_idempotency.stores.sql.engines import (
     is_read_timeout,
     names_memory,
     open_engines,
-)
-from flask_idempotency.stores.sql.errors import (
-    explained,
-    forbidden,
-    is_apart,
-    is_missing_table,
-    is_outdated,
-    is_serialization_failure,
-    is_unprepared,
-    lacks_grants,
 )
 from flask_idempotency.stores.sql.mysql import RECORDS, Numbers
 from flask_idempotency.stores.sql.naming import SCHEMA, find, options
@@ -145,35 +136,22 @@ class TenantLock:
     def after_fork(self) -> None:
         """In a child: drop all locks, because the threads that held them do not exist here."""
         self._lock = threading.Lock()
-        self._crowds: dict[bytes, _Queue] = {}
+        self._turns: WeakValueDictionary[bytes, Any] = WeakValueDictionary()
 
     @contextmanager
     def turn(self, tid: bytes, *, timeout: float) -> Iterator[bool]:
         """Hold this tenant's lock inside the context. It yields False if the lock was not free within `timeout` seconds."""
         with self._lock:
-            crowd = self._crowds.setdefault(tid, _Queue())
-            crowd.size += 1
+            turn = self._turns.setdefault(tid, threading.Lock())
+        mine = turn.acquire(timeout=timeout)
         try:
-            mine = crowd.turn.acquire(timeout=timeout)
-            try:
-                yield mine
-            finally:
-                if mine:
-                    crowd.turn.release()
+            yield mine
         finally:
-            with self._lock:
-                crowd.size -= 1
-                if crowd.size == 0 and self._crowds.get(tid) is crowd:
-                    del self._crowds[tid]
+            if mine:
+                turn.release()
 
     def __len__(self) -> int:
-        return len(self._crowds)
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self.turn = threading.Lock()
-        self.size = 0
+        return len(self._turns)
 
 
 TRIES: Final = 5
@@ -326,7 +304,7 @@ class Database:
                     try:
                         return work(cursor, *arguments)
                     except BaseException as error:
-                        if isinstance(error, DBAPIError) and is_apart(error):
+                        if isinstance(error, DBAPIError) and errors.is_apart(error):
                             # A new connection may lead to another node.
                             cursor.held.invalidate(error)
                         else:
@@ -354,18 +332,20 @@ class Database:
                     try:
                         return work(connection, *arguments)
                     except DBAPIError as error:
-                        if is_apart(error):
+                        if errors.is_apart(error):
                             # A new connection may lead to another node.
                             connection.invalidate(error)
                         raise
             except DBAPIError as error:
                 if not (self._prepares_again(error, failed) or _may_be_repeated(error, failed)):
                     # The tables may have moved.
-                    self._named = self._named and not is_missing_table(error)
+                    self._named = self._named and not errors.is_missing_table(error)
                     # Otherwise it is the role of the URL.
-                    tables = forbidden(error, self.schema) if self._open().base.pool.dispatch.checkout else ()
+                    tables = errors.forbidden(error, self.schema) if self._open().base.pool.dispatch.checkout else ()
                     if tables:
-                        raise ConfigurationError(f"{explained(error)}; {lacks_grants(self._role(), tables)}") from None
+                        raise ConfigurationError(
+                            f"{errors.explained(error)}; {errors.lacks_grants(self._role(), tables)}"
+                        ) from None
                     _give_up(error)
                 failed = error
                 if not self._tries_again(tried):
@@ -419,7 +399,10 @@ class Database:
         preparing = self._open().preparing
         if preparing is None:
             return False
-        gone, outdated = is_unprepared(error), is_outdated(error) and (before is None or not is_outdated(before))
+        gone, outdated = (
+            errors.is_unprepared(error),
+            errors.is_outdated(error) and (before is None or not errors.is_outdated(before)),
+        )
         if outdated or (gone and preparing.works):
             preparing.works = preparing.works and not gone and preparing.direct
             # Later connections are new, and know no statement.
@@ -555,7 +538,7 @@ def transaction(connection: RecordConnection, *, joins: bool = False) -> Iterato
 
 
 def _give_up(error: SQLAlchemyError) -> NoReturn:
-    explanation = explained(error)
+    explanation = errors.explained(error)
     if explanation is None:
         raise error
     if isinstance(explanation, ConfigurationError):
@@ -569,7 +552,11 @@ def _may_be_repeated(error: DBAPIError, before: DBAPIError | None) -> bool:
 
     On Galera, a connection to a node outside the majority counts as stale.
     """
-    if is_serialization_failure(error):
+    if errors.is_serialization_failure(error):
         return True
-    stale_before = before is not None and (before.connection_invalidated or is_apart(before))
-    return (error.connection_invalidated or is_apart(error)) and not stale_before and not is_read_timeout(error.orig)
+    stale_before = before is not None and (before.connection_invalidated or errors.is_apart(before))
+    return (
+        (error.connection_invalidated or errors.is_apart(error))
+        and not stale_before
+        and not is_read_timeout(error.orig)
+    )

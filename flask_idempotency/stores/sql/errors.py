@@ -9,31 +9,21 @@ from shlex import quote as quoted
 from typing import Final
 from urllib.parse import quote, quote_plus
 
-from sqlalchemy import URL, Connection
-from sqlalchemy.exc import (
-    DataError,
-    DBAPIError,
-    IntegrityError,
-    NotSupportedError,
-    OperationalError,
-    ProgrammingError,
-    SQLAlchemyError,
-)
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy import URL, exc
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.outages import sqlstate as state_of
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.naming import named
+from flask_idempotency.stores.sql.schema import FENCES, RECORD_TABLES, fence_numbers
 
 _HIDDEN: Final = "***"
 _HOST: Final = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
 _NAME: Final = re.compile(r"[\w.-]+")
 
 
-def error_text(error: SQLAlchemyError, url: URL) -> str:
+def error_text(error: exc.SQLAlchemyError, url: URL) -> str:
     """Return where the database is and its message, without any part of its password."""
     if _is_torn(url):
         # Drivers quote host and database in their messages. Here these are parts of the password.
@@ -62,49 +52,15 @@ def _is_torn(url: URL) -> bool:
     return not plain or "@" in str(dict(url.query))
 
 
+TABLES: Final = [name for name in RECORD_TABLES if name != fence_numbers.name]
 TABLES_REMEDY: Final = (
     "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "
-    "idempotency_records, idempotency_meta, idempotency_tenants, idempotency_data_keys, idempotency_quota, "
-    "idempotency_tasks, idempotency_steps, idempotency_activity, idempotency_activity_tokens, idempotency_observations and "
-    "idempotency_audit"
+    f"{', '.join(TABLES[:-1])} and {TABLES[-1]}"
 )
-REMEDY: Final = f"{TABLES_REMEDY}, and USAGE on the sequence idempotency_fence_numbers_number_seq"
+REMEDY: Final = f"{TABLES_REMEDY}, and USAGE on the sequence {FENCES}"
 _MADE: Final = (
-    "the sequence idempotency_fence_numbers_number_seq of MariaDB, which `flask idempotency db upgrade` makes as a role that "
-    "may create tables"
+    f"the sequence {FENCES} of MariaDB, which `flask idempotency db upgrade` makes as a role that may create tables"
 )
-
-# A missing table lacks no privilege, because to_regclass returns NULL. For the sequence either privilege is enough.
-_LACKING: Final = (
-    "SELECT tables.name, rights.name"
-    " FROM (VALUES ('idempotency_records'), ('idempotency_meta'), ('idempotency_tenants'), ('idempotency_data_keys'),"
-    " ('idempotency_quota'), ('idempotency_tasks'), ('idempotency_steps'), ('idempotency_activity'),"
-    " ('idempotency_activity_tokens'), ('idempotency_observations'), ('idempotency_audit')) AS tables (name),"
-    " (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
-    " WHERE NOT has_table_privilege(to_regclass('{schema}' || tables.name), rights.name)"
-    " UNION ALL SELECT 'idempotency_fence_numbers_number_seq', 'USAGE'"
-    " WHERE NOT has_sequence_privilege(to_regclass('{schema}idempotency_fence_numbers_number_seq'), 'USAGE, UPDATE')"
-)
-
-_LIFTS: Final = (
-    "SELECT coalesce(has_sequence_privilege(to_regclass('{schema}idempotency_fence_numbers_number_seq'), 'UPDATE')"
-    " AND has_sequence_privilege(to_regclass('{schema}idempotency_fence_numbers_number_seq'), 'USAGE, SELECT'), false)"
-)
-
-
-def may_set_sequence(connection: Connection) -> bool:
-    """Return True if this role may set the sequence of fences, as the first claim does if no migration did."""
-    return bool(connection.scalar(named(connection, _LIFTS)))
-
-
-def missing_privileges(connection: Connection) -> dict[str, list[str]]:
-    """Return the privileges that this role lacks, by table or sequence. SQLite has no roles."""
-    found: dict[str, list[str]] = {}
-    if connection.dialect.name == "postgresql":
-        for name, right in connection.execute(named(connection, _LACKING)):
-            found.setdefault(name, []).append(right)
-    return found
-
 
 CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: the server rolled the transaction back, and a retry may succeed."""
@@ -139,7 +95,7 @@ _GALERA_BROKEN_COMMIT: Final = 1180
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
 
 
-def mysql_code(error: DBAPIError) -> int:
+def mysql_code(error: exc.DBAPIError) -> int:
     """Return the number of an error of MariaDB or MySQL. It is 0 for errors of other databases."""
     given = getattr(error.orig, "args", ())
     # The connectors of MariaDB and of MySQL have it in an attribute.
@@ -151,7 +107,7 @@ def mysql_code(error: DBAPIError) -> int:
 _MYSQL_DRIVERS: Final = ("pymysql", "MySQLdb", "mysql", "mariadb")
 
 
-def sqlstate(error: DBAPIError) -> str:
+def sqlstate(error: exc.DBAPIError) -> str:
     """Return PostgreSQL's five-character error code. It is empty on SQLite and for errors without a code."""
     return state_of(error.orig)
 
@@ -182,21 +138,21 @@ def lacks_grants(role: str | None, what: Sequence[str]) -> str:
     )
 
 
-def is_serialization_failure(error: DBAPIError) -> bool:
+def is_serialization_failure(error: exc.DBAPIError) -> bool:
     return sqlstate(error) in CONTENDED or mysql_code(error) in MYSQL_CONTENDED
 
 
-def is_apart(error: DBAPIError) -> bool:
+def is_apart(error: exc.DBAPIError) -> bool:
     """Return True if this node of a Galera cluster takes no statement, so that another node must be asked."""
     return mysql_code(error) == _GALERA_APART
 
 
-def is_unprepared(error: DBAPIError) -> bool:
+def is_unprepared(error: exc.DBAPIError) -> bool:
     """Return True if the session lacks a prepared statement, or has another one of its name. Nothing was done."""
     return sqlstate(error) in _NOT_PREPARED
 
 
-def is_outdated(error: DBAPIError) -> bool:
+def is_outdated(error: exc.DBAPIError) -> bool:
     """Return True if a prepared statement may be older than a change of its table's columns. Nothing was done.
 
     PostgreSQL has the same code for what it does not support.
@@ -204,24 +160,24 @@ def is_outdated(error: DBAPIError) -> bool:
     return sqlstate(error) == _CHANGED_PLAN
 
 
-def is_duplicate(error: DBAPIError) -> bool:
+def is_duplicate(error: exc.DBAPIError) -> bool:
     """Return True if MySQL refused a row because there is one with its key."""
     return mysql_code(error) == _MYSQL_DUPLICATE
 
 
-def is_lock_timeout(error: DBAPIError) -> bool:
+def is_lock_timeout(error: exc.DBAPIError) -> bool:
     """Return True if another transaction held a lock for longer than the lock timeout."""
     return sqlstate(error) == _LOCK_TIMEOUT or mysql_code(error) == _MYSQL_LOCK_TIMEOUT or _is_busy(error)
 
 
-def is_missing_table(error: DBAPIError) -> bool:
+def is_missing_table(error: exc.DBAPIError) -> bool:
     """Return True if a table or a column of ours is not there."""
     if sqlstate(error) in _NO_TABLE_OR_COLUMN or mysql_code(error) in _MYSQL_NO_TABLE_OR_COLUMN:
         return True
-    return isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
+    return isinstance(error, exc.OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
 
 
-def is_missing_sequence(error: DBAPIError) -> bool:
+def is_missing_sequence(error: exc.DBAPIError) -> bool:
     """Return True if MariaDB has no such sequence."""
     return mysql_code(error) == _MYSQL_NO_SEQUENCE
 
@@ -252,15 +208,15 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(found.orig, sqlite3.Error) or sqlstate(found)[:2] not in ("", "08", "57")
 
 
-def _of_driver(error: BaseException | None) -> DBAPIError | None:
-    while error is not None and not isinstance(error, DBAPIError):
+def _of_driver(error: BaseException | None) -> exc.DBAPIError | None:
+    while error is not None and not isinstance(error, exc.DBAPIError):
         error = error.__cause__
     return error
 
 
-def _is_absence(error: DBAPIError) -> bool:
+def _is_absence(error: exc.DBAPIError) -> bool:
     """Return True if there was no server, or it was shutting down. A failed connection attempt has no error code."""
-    if not isinstance(error, OperationalError) or isinstance(error.orig, sqlite3.Error):
+    if not isinstance(error, exc.OperationalError) or isinstance(error.orig, sqlite3.Error):
         return False
     if code := mysql_code(error):
         return code in _MYSQL_ABSENT or code in (_GALERA_APART, _GALERA_BROKEN_COMMIT)
@@ -268,19 +224,19 @@ def _is_absence(error: DBAPIError) -> bool:
     return not state or state.startswith(("08", "57P"))
 
 
-def _is_busy(error: DBAPIError) -> bool:
+def _is_busy(error: exc.DBAPIError) -> bool:
     # Compare the low byte: SQLITE_BUSY_SNAPSHOT and others extend it.
     return isinstance(error.orig, sqlite3.Error) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
-def explained(error: SQLAlchemyError) -> IdempotencyError | None:
+def explained(error: exc.SQLAlchemyError) -> IdempotencyError | None:
     """Return the store's error for this one. None for a bug in a statement of ours, which must stay visible.
 
     The text of the database is left out, because it may quote a row.
     """
-    if isinstance(error, PoolTimeout):
+    if isinstance(error, exc.TimeoutError):
         return StoreUnavailable("no database connection became free in time: raise the pool's size, or lower the load")
-    if not isinstance(error, DBAPIError):
+    if not isinstance(error, exc.DBAPIError):
         return None
     state = sqlstate(error)
     code = mysql_code(error)
@@ -295,16 +251,16 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     # SQLite raises SQLITE_ERROR for a statement that it cannot parse.
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return None
-    if isinstance(error, ProgrammingError | IntegrityError | DataError | NotSupportedError):
+    if isinstance(error, exc.ProgrammingError | exc.IntegrityError | exc.DataError | exc.NotSupportedError):
         return None
     if is_apart(error):
         return StoreUnavailable("this node of the Galera cluster is not in its majority, or has not caught up with it")
     return StoreUnavailable(f"the database cannot decide ({cause_of(error)})")
 
 
-def _is_sqlite_damage(error: DBAPIError) -> bool:
+def _is_sqlite_damage(error: exc.DBAPIError) -> bool:
     if not isinstance(error.orig, sqlite3.Error):
         return False
     if getattr(error.orig, "sqlite_errorcode", None) in _SQLITE_DAMAGE:
         return True
-    return isinstance(error, OperationalError) and str(error.orig).startswith(_SQLITE_UNREADABLE)
+    return isinstance(error, exc.OperationalError) and str(error.orig).startswith(_SQLITE_UNREADABLE)

@@ -7,37 +7,30 @@ record: it has the same `requested_at`. Rows of another life are never read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
 from flask_idempotency.engine.journal import NEVER_RESUMED
 from flask_idempotency.engine.model import CORRUPT, IN_DOUBT
+from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.completion import may_be_sealed
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
-from flask_idempotency.stores.sql.schema import (
-    BEGUN,
-    FINISHED,
-    PROCESSING,
-    QUARANTINE,
-    QUARANTINED,
-    RELEASED,
-    TAKEOVER,
-    data_keys,
-    records,
-    steps,
-    tenants,
-)
 from flask_idempotency.stores.sql.statements import (
     LEASE_EXPIRED,
     ONE,
     RELEASED_KEEP,
     ZERO,
+    count_by_key,
     ended_wait,
+    erased,
     has_answer,
+    holds_seen,
     is_as_met,
+    is_erased_since,
     is_mine,
+    key_is_there,
     others_update,
     owners,
     unlocked,
@@ -48,7 +41,7 @@ from flask_idempotency.stores.sql.writes import proven, returned, upserted
 MOST_AT_ONCE: Final = 3
 """Entries that one statement writes on PostgreSQL. More are rare, and take a transaction."""
 
-_r, _s, _t, _k = records.c, steps.c, tenants.c, data_keys.c
+_r, _s = schema.records.c, schema.steps.c
 
 ENTERED: Final = (
     "position",
@@ -102,7 +95,9 @@ _KEYS: Final = ("record_id", "step_id")
 _BEGINS: Final = _replacing(settling=False, finishes=False)
 _FINISHES: Final = _replacing(settling=False, finishes=True)
 _SETTLES: Final = _replacing(settling=True, finishes=True)
-_REPLACED: Final = f"idempotency_steps.state = '{BEGUN}' OR idempotency_steps.requested_at <> excluded.requested_at"
+_REPLACED: Final = (
+    f"idempotency_steps.state = '{schema.BEGUN}' OR idempotency_steps.requested_at <> excluded.requested_at"
+)
 """A finished step is never replaced."""
 _A_RESULT: Final = Form(finished=True, has_payload=True)
 
@@ -112,7 +107,7 @@ def hold(dialect: Dialect, *, opens: bool = True) -> Any:
 
     `opens`: no plain step is in doubt after the write, so another attempt may go on.
     """
-    return _held(dialect, opens=opens, sealed=False)
+    return _held(dialect, opens=opens)
 
 
 def write(
@@ -169,7 +164,7 @@ def resume(dialect: Dialect) -> Any:
     """Change a quarantined record in its worker's place, if record and journal are as seen. Pause it unless a step stays
     in doubt."""
     as_seen = (
-        _r.state == word(QUARANTINED),
+        _r.state == word(schema.QUARANTINED),
         _r.fence == bigint("my_fence"),
         _r.step_write == integer("seen_write"),
         ~has_answer(),
@@ -179,8 +174,8 @@ def resume(dialect: Dialect) -> Any:
     pauses = _opens()
     resumed = statement.values(
         token=binary("my_token"),
-        state=sa.case((pauses, word(PROCESSING)), else_=_r.state),
-        on_expiry=sa.case((pauses, word(TAKEOVER)), else_=_r.on_expiry),
+        state=sa.case((pauses, word(schema.PROCESSING)), else_=_r.state),
+        on_expiry=sa.case((pauses, word(schema.TAKEOVER)), else_=_r.on_expiry),
         reason=sa.case((pauses, sa.null()), else_=_r.reason),
         lease_expires_at=sa.case((pauses, now), else_=_r.lease_expires_at),
         resolver_due_at=sa.case((pauses, ZERO), else_=_r.resolver_due_at),
@@ -195,14 +190,14 @@ def give_up(dialect: Dialect) -> Any:
     horizon = bigint("my_horizon")
     seen = sa.and_(
         is_mine(),
-        _r.state == word(PROCESSING),
+        _r.state == word(schema.PROCESSING),
         is_as_met(),
-        _r.on_expiry == word(TAKEOVER),
+        _r.on_expiry == word(schema.TAKEOVER),
         _r.steps > ZERO,
         _r.lease_expires_at <= horizon,
         _r.lease_expires_at <= dialect.now,
     )
-    values = {"state": word(QUARANTINED), "reason": word(NEVER_RESUMED), "succeeded": ended_wait(dialect)}
+    values = {"state": word(schema.QUARANTINED), "reason": word(NEVER_RESUMED), "succeeded": ended_wait(dialect)}
     return unlocked(dialect, seen, values)
 
 
@@ -212,12 +207,14 @@ def release(dialect: Dialect) -> Any:
     A released row stays for a day, but only an operator sees it. Do not release a corrupt record: its view has run, even if
     its response is unreadable.
     """
-    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
     uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
-    is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(TAKEOVER)
+    is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(schema.TAKEOVER)
     ended = dialect.smaller(_r.lease_expires_at, now)
     released = uncondemned.values(
-        state=sa.case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
+        state=sa.case(
+            (is_free, word(schema.RELEASED)), (resumes, word(schema.PROCESSING)), else_=word(schema.QUARANTINED)
+        ),
         reason=sa.case((sa.or_(is_free, resumes), sa.null()), else_=sa.func.coalesce(_r.reason, word(IN_DOUBT))),
         token=sa.case((sa.and_(~is_free, resumes), binary("my_paused_token")), else_=_r.token),
         # In doubt, the lease stays: a call that timed out may still arrive, and a resolver waits for that.
@@ -231,7 +228,9 @@ def release(dialect: Dialect) -> Any:
 
 def drop(dialect: Dialect) -> sa.Delete:
     """Remove the journal of one life of a record."""
-    return sa.delete(steps).where(_s.record_id == binary("my_record_id"), _s.requested_at == bigint("my_requested_at"))
+    return sa.delete(schema.steps).where(
+        _s.record_id == binary("my_record_id"), _s.requested_at == bigint("my_requested_at")
+    )
 
 
 def page_end(dialect: Dialect) -> sa.Select[Any]:
@@ -255,10 +254,7 @@ def walk(dialect: Dialect) -> sa.Select[Any]:
 
 def count_payloads(dialect: Dialect) -> sa.Select[Any]:
     """Count the payloads of steps under each wrapping key. Leave out wiped ones."""
-    under = sa.func.coalesce(_s.wrapping_key_id, word("")).label("wrapping_key_id")
-    is_wiped = sa.func.coalesce(_s.data_key_number, ONE) == ZERO
-    counted: list[sa.ColumnElement[Any]] = [under, sa.func.count().label("payloads")]
-    return sa.select(*counted).select_from(_current()).where(_s.payload.is_not(None), ~is_wiped).group_by(under)
+    return count_by_key(schema.steps, "payloads").select_from(_current()).where(_s.payload.is_not(None))
 
 
 def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
@@ -266,9 +262,9 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
 
     `sealed`: refuse if the new payload's data key is missing, or the tenant was erased since the first request.
     """
-    statement = sa.update(steps).where(_holds_seen(), _lives())
+    statement = sa.update(schema.steps).where(_holds_seen(), _lives())
     if sealed:
-        statement = statement.where(_key_is_there(), ~_is_erased_since())
+        statement = statement.where(key_is_there(schema.steps), ~is_erased_since(schema.steps))
     new: dict[str, Any] = {
         "payload": binary("my_payload"),
         "payload_size": bigint("my_payload_size"),
@@ -280,7 +276,10 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
 
 def why_not_replaced(dialect: Dialect) -> sa.Select[Any]:
     """Read if a step still holds the payload that was seen, if its tenant was erased since, and if its data key is enabled."""
-    reasons: list[sa.ColumnElement[Any]] = [_is_erased_since().label("erased"), _key_is_there().label("kept")]
+    reasons: list[sa.ColumnElement[Any]] = [
+        is_erased_since(schema.steps).label("erased"),
+        key_is_there(schema.steps).label("kept"),
+    ]
     return sa.select(*reasons).where(_holds_seen(), _lives())
 
 
@@ -295,26 +294,26 @@ def orphans(dialect: Dialect) -> sa.Select[Any]:
 def remove_orphan(dialect: Dialect) -> Any:
     """Remove one step of that life. A claim may have replaced it since: the row of a new life stays."""
     row = (_s.record_id == binary("my_record_id"), _s.step_id == binary("my_step_id"))
-    removed = sa.delete(steps).where(*row, _s.requested_at == bigint("my_requested_at"), ~_lives())
+    removed = sa.delete(schema.steps).where(*row, _s.requested_at == bigint("my_requested_at"), ~_lives())
     return proven(dialect, removed, _s.record_id)
 
 
-def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> Any:
-    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+def _held(dialect: Dialect, *, opens: bool, sealed: bool = False) -> Any:
+    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
     number = integer("my_write")
     longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
     held = statement.where(
         _r.fence == bigint("my_fence"),
         _r.step_write < number,
-        sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED)),
+        sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(LEASE_EXPIRED)),
     )
     if sealed:
         held = held.where(may_be_sealed())
     if opens:
-        goes_on = {"state": word(PROCESSING), "reason": sa.null(), "resolver_due_at": ZERO}
-        held = held.values(on_expiry=word(TAKEOVER), **goes_on)
+        goes_on = {"state": word(schema.PROCESSING), "reason": sa.null(), "resolver_due_at": ZERO}
+        held = held.values(on_expiry=word(schema.TAKEOVER), **goes_on)
     else:
-        held = held.values(on_expiry=word(QUARANTINE))
+        held = held.values(on_expiry=word(schema.QUARANTINE))
     steps_now = sa.bindparam("my_steps", type_=_r.steps.type)
     written = held.values(lease_expires_at=longer, steps=steps_now, step_write=number)
     return returned(dialect, written, is_mine(), *_facts(now))
@@ -327,48 +326,54 @@ def _facts(now: sa.ColumnElement[int]) -> tuple[sa.ColumnElement[Any], ...]:
 
 def _opens() -> sa.ColumnElement[bool]:
     """No plain step is in doubt after this write, so another attempt may go on."""
-    return sa.bindparam("my_on_expiry", type_=sa.String) == word(TAKEOVER)
+    return sa.bindparam("my_on_expiry", type_=sa.String) == word(schema.TAKEOVER)
+
+
+class _Life(NamedTuple):
+    """What the row of a step takes from its record, as parameters."""
+
+    record_id: sa.ColumnElement[bytes] = binary("my_record_id")
+    tenant_id: sa.ColumnElement[bytes] = binary("my_tenant_id")
+    requested_at: sa.ColumnElement[int] = bigint("my_requested_at")
+    fence: sa.ColumnElement[int] = bigint("my_fence")
+    attempt: sa.ColumnElement[int] = integer("my_attempt")
+    now: sa.ColumnElement[int] = bigint("my_moment")
+
+
+def _values(life: Any, form: Form, suffix: str = "") -> dict[str, sa.ColumnElement[Any]]:
+    """Return the values of a step's row. `life` has the attributes of `_Life`."""
+    given = {name: sa.bindparam(f"my_{name}{suffix}", type_=_s[name].type) for name in form.columns}
+    # Numbers of writes begin at 1 in each attempt.
+    before = sa.cast(life.attempt, sa.BigInteger) * sa.literal_column(str(2**32), sa.BigInteger)
+    return {
+        "record_id": life.record_id,
+        "step_id": binary(f"my_step_id{suffix}"),
+        "tenant_id": life.tenant_id,
+        "requested_at": life.requested_at,
+        "fence": life.fence,
+        "began_at": life.now - given["took"],
+        **({"finished_at": life.now} if form.finished else {}),
+        "state": word(schema.FINISHED if form.finished else schema.BEGUN),
+        **given,
+        "position": before + given["position"],
+    }
 
 
 def _entered(dialect: Dialect, held: sa.FromClause, form: Form, suffix: str) -> Any:
     """Enter one step of the record that `held` has updated."""
-    given = dict(_given(form, suffix))
-    values: dict[str, sa.ColumnElement[Any]] = {
-        "record_id": held.c.record_id,
-        "step_id": binary(f"my_step_id{suffix}"),
-        "tenant_id": held.c.tenant_id,
-        "requested_at": held.c.requested_at,
-        "fence": held.c.fence,
-        "began_at": held.c.now - given["took"],
-        **({"finished_at": held.c.now} if form.finished else {}),
-        **given,
-        "position": _position(held.c.attempt, given["position"]),
-    }
+    values = _values(held.c, form, suffix)
     source = sa.select(*values.values()).select_from(held).where(sa.true())
     replacing = _FINISHES if form.finished else _BEGINS
-    return upserted(dialect, steps, values, _KEYS, replacing, where=_REPLACED, source=source)
+    return upserted(dialect, schema.steps, values, _KEYS, replacing, where=_REPLACED, source=source)
 
 
 def _enter(dialect: Dialect, form: Form, replacing: Mapping[str, str]) -> Any:
-    given = dict(_given(form, ""))
-    moment = bigint("my_moment")
-    values: dict[str, sa.ColumnElement[Any]] = {
-        "record_id": binary("my_record_id"),
-        "step_id": binary("my_step_id"),
-        "tenant_id": binary("my_tenant_id"),
-        "requested_at": bigint("my_requested_at"),
-        "fence": bigint("my_fence"),
-        "began_at": moment - given["took"],
-        **({"finished_at": moment} if form.finished else {}),
-        **given,
-        "position": _position(integer("my_attempt"), given["position"]),
-    }
     # On MySQL `requested_at` is read by the values before it.
     in_order = dict(sorted(replacing.items(), key=lambda item: item[0] == "requested_at"))
     return upserted(
         dialect,
-        steps,
-        values,
+        schema.steps,
+        _values(_Life(), form),
         _KEYS,
         replacing if dialect.returns else in_order,
         where=_REPLACED,
@@ -376,23 +381,12 @@ def _enter(dialect: Dialect, form: Form, replacing: Mapping[str, str]) -> Any:
     )
 
 
-def _position(attempt: sa.ColumnElement[int], number: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    """Numbers of writes begin at 1 in each attempt."""
-    return sa.cast(attempt, sa.BigInteger) * sa.literal_column(str(2**32), sa.BigInteger) + number
-
-
-def _given(form: Form, suffix: str) -> Iterable[tuple[str, sa.ColumnElement[Any]]]:
-    yield "state", word(FINISHED if form.finished else BEGUN)
-    for name in form.columns:
-        yield name, sa.bindparam(f"my_{name}{suffix}", type_=_s[name].type)
-
-
 def _withdrawn(*conditions: sa.ColumnElement[bool]) -> sa.Delete:
-    return sa.delete(steps).where(
+    return sa.delete(schema.steps).where(
         _s.record_id == binary("my_record_id"),
         _s.step_id == binary("my_step_id"),
         _s.requested_at == bigint("my_requested_at"),
-        _s.state == word(BEGUN),
+        _s.state == word(schema.BEGUN),
         *conditions,
     )
 
@@ -400,56 +394,37 @@ def _withdrawn(*conditions: sa.ColumnElement[bool]) -> sa.Delete:
 def _journal() -> sa.Select[Any]:
     of_life = sa.and_(_s.record_id == _r.record_id, _s.requested_at == _r.requested_at)
     shown = sa.select(_r.fence.label("record_fence"), _r.step_write, *_shown()).select_from(
-        records.outerjoin(steps, of_life)
+        schema.records.outerjoin(schema.steps, of_life)
     )
     return shown.where(is_mine(), _is_unfinished()).order_by(_s.began_at, _s.position, _s.step_id)
 
 
 def _shown() -> tuple[sa.ColumnElement[Any], ...]:
     columns = ("step_id", "fence", "began_at", "finished_at", *(name for name in ENTERED if name != "position"))
-    by_key = sa.case(
-        (_s.data_key_number.is_(None), _s.requested_at <= _t.erased_at),
-        else_=_s.data_key_number <= _t.shredded_key_number,
-    )
-    erased = sa.select(by_key).where(_t.tenant_id == _s.tenant_id, _t.erased_at.is_not(None)).correlate(steps)
-    return (*(_s[name] for name in columns), erased.scalar_subquery().label("erased"))
+    return (*(_s[name] for name in columns), erased(schema.steps, _s.tenant_id))
 
 
 def _is_unfinished() -> sa.ColumnElement[bool]:
-    return sa.and_(_r.state.in_((word(PROCESSING), word(QUARANTINED))), ~has_answer())
+    return sa.and_(_r.state.in_((word(schema.PROCESSING), word(schema.QUARANTINED))), ~has_answer())
 
 
 def _current() -> Any:
     """The steps of records that are not completed, in their current life."""
-    return steps.join(
-        records, sa.and_(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
+    return schema.steps.join(
+        schema.records, sa.and_(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
     )
 
 
 def _lives() -> sa.ColumnElement[bool]:
     """The record of this step exists, is not completed, and has the same life."""
     of_life = sa.select(ONE).where(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
-    return sa.exists(of_life.correlate(steps))
+    return sa.exists(of_life.correlate(schema.steps))
 
 
 def _holds_seen() -> sa.ColumnElement[bool]:
-    """Match a step that holds the payload that was seen. Compare the short columns first."""
+    """Match a step that holds the payload that was seen."""
     return sa.and_(
         _s.record_id == binary("my_record_id"),
         _s.step_id == binary("my_step_id"),
-        _s.payload_size == bigint("seen_payload_size"),
-        _s.wrapping_key_id.is_not_distinct_from(string("seen_wrapping_key_id")),
-        _s.data_key_number.is_not_distinct_from(integer("seen_data_key_number")),
-        _s.payload == binary("seen_payload"),
+        holds_seen(schema.steps, "payload"),
     )
-
-
-def _key_is_there() -> sa.ColumnElement[bool]:
-    number = integer("my_data_key_number")
-    there = sa.select(ONE).where(_k.tenant_id == _s.tenant_id, _k.number == number, _k.disabled_at.is_(None))
-    return sa.exists(there.correlate(steps))
-
-
-def _is_erased_since() -> sa.ColumnElement[bool]:
-    erased = sa.select(ONE).where(_t.tenant_id == _s.tenant_id, _t.erased_at >= _s.requested_at)
-    return sa.exists(erased.correlate(steps))

@@ -11,26 +11,15 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 from sqlalchemy.orm import Session
 
+from flask_idempotency.engine import outbox
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import SealedBy
-from flask_idempotency.engine.outbox import (
-    LANE_BYTES,
-    FailingTopic,
-    FormerRow,
-    Message,
-    OutboxCounts,
-    OutboxNames,
-    OutboxRow,
-    OutboxTopic,
-    StoredMessage,
-    Topics,
-    flaw_of,
-)
 from flask_idempotency.engine.store import Clock, MissingGrant, store_time
 from flask_idempotency.stores.sql import outbox_statements as statements
-from flask_idempotency.stores.sql.admin.grants import OUTBOX_NUMBERS, to_publish
+from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql.admin.grants import ALL, OUTBOX_NUMBERS, lacking, to_publish
 from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction
 from flask_idempotency.stores.sql.dialects import (
@@ -47,8 +36,7 @@ from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
 from flask_idempotency.stores.sql.mysql import in_turn
-from flask_idempotency.stores.sql.naming import NamedConnection, named, options
-from flask_idempotency.stores.sql.schema import cache_fault, outbox, outbox_gaps
+from flask_idempotency.stores.sql.naming import NamedConnection, options
 from flask_idempotency.stores.sql.transactional.listeners import role_of
 
 UPGRADE: Final = (
@@ -60,7 +48,7 @@ ADOPTED: Final = 1000
 """How many messages of the release before one statement reads."""
 
 
-def _stored(row: Any) -> StoredMessage:
+def _stored(row: Any) -> outbox.StoredMessage:
     """Decode a message. Its columns may be of any type: another program may have written them."""
     damaged: str | None = None
     values: dict[str, str | None] = {}
@@ -74,7 +62,7 @@ def _stored(row: Any) -> StoredMessage:
     former, headers = _headers_of(values["headers"] or "", sealed=by is not None)
     # Names beside a seal are not read: another program may have planted them.
     in_clear = by is None or former
-    message = Message(
+    message = outbox.Message(
         values["message_id"] or "",
         values["topic"] or "",
         b"" if row.body is None else bytes(row.body),
@@ -82,7 +70,7 @@ def _stored(row: Any) -> StoredMessage:
         headers=headers or {},
         tenant=values["tenant"] if in_clear else None,
     )
-    binary = {"tenant": (row.tenant_id, TID_BYTES), "lane": (row.lane, LANE_BYTES)}
+    binary = {"tenant": (row.tenant_id, TID_BYTES), "lane": (row.lane, outbox.LANE_BYTES)}
     for name, (given, length) in binary.items():
         if given is not None and len(given) != length:
             damaged = damaged or f"its {name} is unreadable"
@@ -94,10 +82,12 @@ def _stored(row: Any) -> StoredMessage:
         damaged = damaged or "its headers are unreadable"
     if in_clear:
         # A sealed body is longer, and cannot be planted.
-        damaged = damaged or flaw_of(message if by is None else replace(message, body=b""))
+        damaged = damaged or outbox.flaw_of(message if by is None else replace(message, body=b""))
     tenant_id = None if row.tenant_id is None else bytes(row.tenant_id)
     lane = None if row.lane is None else bytes(row.lane)
-    return StoredMessage(row.seq, message, row.attempts or 0, lane, tenant_id, by, former=former, damaged=damaged)
+    return outbox.StoredMessage(
+        row.seq, message, row.attempts or 0, lane, tenant_id, by, former=former, damaged=damaged
+    )
 
 
 def _shown(value: Any) -> str | None:
@@ -124,14 +114,6 @@ def _headers_of(text: str, *, sealed: bool) -> tuple[bool, dict[str, str] | None
     return former, headers if isinstance(headers, dict) else None
 
 
-_PRIVILEGES: Final = (
-    "SELECT rights.name FROM (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
-    " WHERE NOT has_table_privilege(to_regclass('{schema}idempotency_outbox'), rights.name)"
-    " UNION ALL SELECT 'USAGE on the sequence idempotency_outbox_seq_seq'"
-    " WHERE NOT has_sequence_privilege(to_regclass('{schema}idempotency_outbox_seq_seq'), 'USAGE, UPDATE')"
-)
-
-
 class OutboxTable(SqlCapability):
     """Implements `OutboxQueue`, and inserts messages with the application's session.
 
@@ -139,7 +121,9 @@ class OutboxTable(SqlCapability):
     seconds confirmed messages stay. Tests pass `clock`.
     """
 
-    def __init__(self, database: Database, names: OutboxNames, *, keep: float = 0.0, clock: Clock = store_time) -> None:
+    def __init__(
+        self, database: Database, names: outbox.OutboxNames, *, keep: float = 0.0, clock: Clock = store_time
+    ) -> None:
         self._clock = clock
 
         def now() -> int | None:
@@ -180,7 +164,7 @@ class OutboxTable(SqlCapability):
     def publish(
         self,
         connection: sa.Connection,
-        message: Message,
+        message: outbox.Message,
         *,
         delay: float,
         tenant_id: bytes | None,
@@ -234,7 +218,7 @@ class OutboxTable(SqlCapability):
             remedy = explained(error)
             if isinstance(remedy, ConfigurationError):
                 raise ConfigurationError(
-                    f"The database has no table {outbox.name}, or an old one: {UPGRADE}."
+                    f"The database has no table {schema.outbox.name}, or an old one: {UPGRADE}."
                 ) from None
             raise
         if known is not None and (what := _difference(known, message, lane, digest)) is not None:
@@ -246,7 +230,7 @@ class OutboxTable(SqlCapability):
 
     # Relays.
 
-    def adopt(self, is_ours: Callable[[FormerRow], bool]) -> None:
+    def adopt(self, is_ours: Callable[[outbox.FormerRow], bool]) -> None:
         """Give the messages of the release before, and of the namespace before, to this one. `is_ours` chooses the former."""
         names = self._names
 
@@ -262,7 +246,7 @@ class OutboxTable(SqlCapability):
                     changes = []
                     for row in found:
                         topic, key = _shown(row.topic) or "", _shown(row.key)
-                        if is_ours(FormerRow(topic, key, _shown(row.tenant), row.tenant_id, bool(row.sealed))):
+                        if is_ours(outbox.FormerRow(topic, key, _shown(row.tenant), row.tenant_id, bool(row.sealed))):
                             ours = {"my_namespace": names.namespace, "my_lane": names.lane(topic, key)}
                             changes.append({"my_seq": row.seq, **ours})
                     if changes:
@@ -270,7 +254,7 @@ class OutboxTable(SqlCapability):
 
         self._database.run(work)
 
-    def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
+    def claim(self, holder: bytes, *, topics: outbox.Topics, limit: int, hold: float) -> Sequence[outbox.StoredMessage]:
         def work(connection: sa.Connection) -> list[Any]:
             self._refuse_spaces(connection)
             with in_turn(connection) as mine, transaction(connection):
@@ -316,34 +300,35 @@ class OutboxTable(SqlCapability):
         until = in_microseconds(horizon - self._keep)
         return self._change(statements.expire, until=until, limit=limit, namespaces=self._namespaces)
 
-    def counts(self) -> OutboxCounts:
+    def counts(self) -> outbox.OutboxCounts:
         """Count what waits."""
         ((waiting, dead, oldest),) = self._rows(statements.counts, namespaces=self._namespaces)
-        return OutboxCounts(int(waiting), int(dead), max(oldest or 0, 0) / 1e6)
+        return outbox.OutboxCounts(int(waiting), int(dead), max(oldest or 0, 0) / 1e6)
 
-    def failing(self, *, since: float) -> list[FailingTopic]:
+    def failing(self, *, since: float) -> list[outbox.FailingTopic]:
         """Return the topics with messages that have failed for longer than this many seconds."""
         found = self._rows(statements.failing, since=in_microseconds(since), namespaces=self._namespaces)
         return [
-            FailingTopic(_said(row.topic), row.messages, max(row.oldest, 0) / 1e6, _said(row.error)) for row in found
+            outbox.FailingTopic(_said(row.topic), row.messages, max(row.oldest, 0) / 1e6, _said(row.error))
+            for row in found
         ]
 
-    def topics(self) -> list[OutboxTopic]:
+    def topics(self) -> list[outbox.OutboxTopic]:
         """Return the topics with messages that are not sent, those with dead and failing ones first."""
         found = []
         for row in self._rows(statements.topics, namespaces=self._namespaces):
             dead, failing = int(row.dead), int(row.failing)
             error = None if row.error is None else _said(row.error)
             waiting, oldest = row.messages - dead - failing, max(row.oldest, 0) / 1e6
-            found.append(OutboxTopic(_said(row.topic), dead, failing, waiting, oldest, error))
+            found.append(outbox.OutboxTopic(_said(row.topic), dead, failing, waiting, oldest, error))
         return sorted(found, key=lambda each: (-each.dead, -each.failing, each.topic))
 
-    def rows(self, *, limit: int, only_dead: bool = False, topic: str | None = None) -> list[OutboxRow]:
+    def rows(self, *, limit: int, only_dead: bool = False, topic: str | None = None) -> list[outbox.OutboxRow]:
         """Return the first messages that are not sent: dead ones first, then those whose last attempt failed."""
         chosen: dict[str, Any] = {"only_dead": int(only_dead), "only_topic": topic, "namespaces": self._namespaces}
         found = self._rows(statements.rows, limit=limit, **chosen)
         return [
-            OutboxRow(
+            outbox.OutboxRow(
                 row.seq,
                 _said(row.message_id),
                 _said(row.topic),
@@ -365,13 +350,13 @@ class OutboxTable(SqlCapability):
         """Delete this message, and return its topic. None: no attempt has failed, a relay holds it, or it is gone."""
         return self._settle(statements.discard, seq)
 
-    def sealed_before(self, newest: str, *, after: int, limit: int) -> list[StoredMessage]:
+    def sealed_before(self, newest: str, *, after: int, limit: int) -> list[outbox.StoredMessage]:
         """Return messages that another key of the ring seals than the newest."""
         ours = self._namespaces
         found = self._rows(statements.sealed_before, newest=newest, after=after, limit=limit, namespaces=ours)
         return [_stored(row) for row in found]
 
-    def reseal(self, stored: StoredMessage, body: bytes, by: SealedBy) -> bool:
+    def reseal(self, stored: outbox.StoredMessage, body: bytes, by: SealedBy) -> bool:
         """Replace the body of this message. Return False if it is gone or changed."""
         seen = 0 if stored.sealed_by is None else stored.sealed_by.number
         return bool(
@@ -389,7 +374,7 @@ class OutboxTable(SqlCapability):
         """Return why messages cannot be published or sent: a sentence for each fault, with its remedy."""
 
         def work(connection: sa.Connection) -> list[str]:
-            gaps = outbox_gaps(connection)
+            gaps = schema.outbox_gaps(connection)
             if gaps:
                 what = ", ".join((*gaps.tables, *gaps.columns, *gaps.indexes))
                 return [
@@ -397,13 +382,18 @@ class OutboxTable(SqlCapability):
                 ]
             if connection.dialect.name != POSTGRESQL:
                 return []
-            if fault := cache_fault(connection, OUTBOX_NUMBERS, "messages of one key may be sent in another order"):
+            if fault := schema.cache_fault(
+                connection, OUTBOX_NUMBERS, "messages of one key may be sent in another order"
+            ):
                 return [fault]
-            lacking = list(connection.execute(named(connection, _PRIVILEGES)).scalars())
-            if not lacking:
-                return []
-            rights = ", ".join(lacking)
-            return [f"The database's role may not use the table {outbox.name}: grant it {rights}."]
+            found = lacking(connection, {schema.outbox.name: ALL}, OUTBOX_NUMBERS)
+            on_sequence = [f"{right} on the sequence {OUTBOX_NUMBERS}" for right in found.pop(OUTBOX_NUMBERS, ())]
+            rights = ", ".join((*found.get(schema.outbox.name, ()), *on_sequence))
+            return (
+                [f"The database's role may not use the table {schema.outbox.name}: grant it {rights}."]
+                if rights
+                else []
+            )
 
         return self._database.run(work)
 
@@ -432,7 +422,7 @@ class OutboxTable(SqlCapability):
         return list(self._names.namespaces)
 
 
-def _difference(known: Any, message: Message, lane: bytes | None, digest: bytes) -> str | None:
+def _difference(known: Any, message: outbox.Message, lane: bytes | None, digest: bytes) -> str | None:
     """Return what a message has that differs from this one, which is to be published under the same id."""
     if _shown(known.topic) != message.topic:
         return "topic"

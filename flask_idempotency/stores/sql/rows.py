@@ -8,32 +8,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from flask_idempotency.engine import model
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.model import (
-    CORRUPT,
-    LARGEST_PAYLOAD,
-    LATEST,
-    TRACED,
-    TRACED_AT,
-    OnExpiry,
-    Record,
-    RequestInfo,
-    SealedBy,
-    State,
-    StoredPayload,
-    method_and_trace,
-    skeleton_of,
-)
-from flask_idempotency.stores.sql.schema import (
-    COMPLETED,
-    FAILED,
-    PROCESSING,
-    QUARANTINED,
-    RELEASED,
-    STATES,
-    TAKEOVER,
-)
-from flask_idempotency.stores.sql.schema import QUARANTINE as QUARANTINE_ON_LAPSE
+from flask_idempotency.stores.sql import schema
 
 RowT = TypeVar("RowT")
 
@@ -45,16 +22,16 @@ LARGEST_SIZE: Final = 2**53
 """Largest size of a response, in bytes. Sums of larger ones would overflow a database's integers."""
 
 _BIG: Final = 2**63 - 1
-_LATEST_US: Final = int(LATEST) * 1_000_000
+_LATEST_US: Final = int(model.LATEST) * 1_000_000
 _LARGEST_STATUS: Final = 2**15 - 1
 
 _STATES: Final = {
-    PROCESSING: State.PROCESSING,
-    COMPLETED: State.COMPLETED,
-    FAILED: State.COMPLETED,
-    QUARANTINED: State.QUARANTINED,
+    schema.PROCESSING: model.State.PROCESSING,
+    schema.COMPLETED: model.State.COMPLETED,
+    schema.FAILED: model.State.COMPLETED,
+    schema.QUARANTINED: model.State.QUARANTINED,
 }
-_RULES: Final = {TAKEOVER: OnExpiry.TAKEOVER, QUARANTINE_ON_LAPSE: OnExpiry.QUARANTINE}
+_RULES: Final = {schema.TAKEOVER: model.OnExpiry.TAKEOVER, schema.QUARANTINE: model.OnExpiry.QUARANTINE}
 
 
 def _escaped(letter: re.Match[str]) -> str:
@@ -108,7 +85,7 @@ class Row(NamedTuple):
     def kept_until(self) -> int | None:
         """When its response expires, if the record is remembered for longer."""
         until, completed_at = self.response_expires_at, self.completed_at
-        if until is None or completed_at is None or self.state not in (COMPLETED, FAILED):
+        if until is None or completed_at is None or self.state not in (schema.COMPLETED, schema.FAILED):
             return None
         # The release before claims an expired row again, and leaves this column as it was.
         return until if until >= completed_at else None
@@ -118,35 +95,37 @@ class Row(NamedTuple):
         """When its lease expires. If the row is completed, when its response does; if it is released, when it expires."""
         if self.response_expires_at is not None and (kept := self.kept_until) is not None:
             return kept
-        deadline = self.lease_expires_at if self.state in (PROCESSING, QUARANTINED) else self.expires_at
+        deadline = self.lease_expires_at if self.state in (schema.PROCESSING, schema.QUARANTINED) else self.expires_at
         if deadline is None:
             raise CorruptRecord("the row has no deadline")
         return deadline
 
-    def record(self) -> Record:
+    def record(self) -> model.Record:
         deadline, payload = self.deadline, None
         if self.response is not None and self.status is not None and self.response_size is not None:
-            success = self.state == COMPLETED if self.succeeded is None else bool(self.succeeded)
+            success = self.state == schema.COMPLETED if self.succeeded is None else bool(self.succeeded)
             sealed_by = None
             if self.wrapping_key_id is not None and self.data_key_number is not None:
-                sealed_by = SealedBy(self.wrapping_key_id, self.data_key_number)
-            payload = StoredPayload(self.response, self.status, success, self.response_size, sealed_by)
+                sealed_by = model.SealedBy(self.wrapping_key_id, self.data_key_number)
+            payload = model.StoredPayload(self.response, self.status, success, self.response_size, sealed_by)
         until = None
         if self.response_expires_at is not None and self.kept_until is not None and self.expires_at is not None:
             until = self.expires_at / 1_000_000
             if deadline <= self.now:
-                payload = skeleton_of(payload)
+                payload = model.skeleton_of(payload)
         method, trace = unescape(self.method), ""
-        if method[TRACED_AT] == TRACED:
-            method, trace = method_and_trace(method)
-        return Record(
+        if method[model.TRACED_AT] == model.TRACED:
+            method, trace = model.method_and_trace(method)
+        return model.Record(
             state=_STATES[self.state],
             token=self.token,
             fence=self.fence,
             attempt=self.attempt,
             fingerprint=self.fingerprint,
             on_expiry=_RULES[self.on_expiry],
-            info=RequestInfo(unescape(self.tenant), unescape(self.principal), method, unescape(self.endpoint), trace),
+            info=model.RequestInfo(
+                unescape(self.tenant), unescape(self.principal), method, unescape(self.endpoint), trace
+            ),
             requested_at=self.requested_at / 1_000_000,
             deadline=deadline / 1_000_000,
             remaining=(deadline - self.now) / 1_000_000,
@@ -186,7 +165,7 @@ def row_of(columns: Sequence[Any]) -> Row:
     for text in (row.tenant, row.principal, row.method, row.endpoint, "" if row.reason is None else row.reason):
         if not isinstance(text, str):
             raise CorruptRecord("the row holds a value that is not text in a text column")
-    if response is not None and (not isinstance(response, bytes) or len(response) > LARGEST_PAYLOAD):
+    if response is not None and (not isinstance(response, bytes) or len(response) > model.LARGEST_PAYLOAD):
         raise CorruptRecord("the row holds a response with an invalid size or status")
     for number, largest in ((row.status, _LARGEST_STATUS), (row.response_size, LARGEST_SIZE)):
         if number is not None and (not isinstance(number, int) or not 0 <= number <= largest):
@@ -194,9 +173,9 @@ def row_of(columns: Sequence[Any]) -> Row:
     if row.succeeded is not None and not isinstance(row.succeeded, int):
         raise CorruptRecord("the row's succeeded is not a number")
     if response is None or row.completed_at is None or row.status is None or row.response_size is None:
-        if row.state in (COMPLETED, FAILED):
+        if row.state in (schema.COMPLETED, schema.FAILED):
             raise CorruptRecord("the row is completed, but holds no response")
-        if row.state == QUARANTINED and row.reason == CORRUPT:
+        if row.state == schema.QUARANTINED and row.reason == model.CORRUPT:
             raise CorruptRecord("the row was quarantined as unreadable, and holds no response")
     if kid is not None or row.data_key_number is not None:
         number = row.data_key_number
@@ -222,11 +201,11 @@ def completed_row(columns: Any, response: bytes) -> Row:
 
 def check_standing(row: Any) -> None:
     """Raise `CorruptRecord` if the state, the token or the times of this row are invalid."""
-    if row.state not in STATES or not isinstance(row.token, bytes) or len(row.token) != TOKEN_BYTES:
+    if row.state not in schema.STATES or not isinstance(row.token, bytes) or len(row.token) != TOKEN_BYTES:
         raise CorruptRecord("the row's state or its token is invalid")
-    if row.state in (COMPLETED, FAILED, RELEASED) and not isinstance(row.expires_at, int):
+    if row.state in (schema.COMPLETED, schema.FAILED, schema.RELEASED) and not isinstance(row.expires_at, int):
         raise CorruptRecord("the row has ended, but has no time to expire")
-    if row.state in (COMPLETED, FAILED) and (
+    if row.state in (schema.COMPLETED, schema.FAILED) and (
         not isinstance(row.completed_at, int) or row.expires_at < row.completed_at
     ):
         raise CorruptRecord("the row expires before its completion")
@@ -234,9 +213,13 @@ def check_standing(row: Any) -> None:
 
 def is_gone(row: Any) -> bool:
     """Return True if a claim finds the key free here: it was released, or its response has expired."""
-    if row.state == RELEASED:
+    if row.state == schema.RELEASED:
         return True
-    return row.state in (COMPLETED, FAILED) and row.expires_at is not None and bool(row.expires_at <= row.now)
+    return (
+        row.state in (schema.COMPLETED, schema.FAILED)
+        and row.expires_at is not None
+        and bool(row.expires_at <= row.now)
+    )
 
 
 def is_condemned(row: Any) -> bool:
@@ -244,4 +227,4 @@ def is_condemned(row: Any) -> bool:
 
     The column `answered` shows if the row holds a response.
     """
-    return bool(row.state == QUARANTINED and (row.answered or row.reason == CORRUPT))
+    return bool(row.state == schema.QUARANTINED and (row.answered or row.reason == model.CORRUPT))

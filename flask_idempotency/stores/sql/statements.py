@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.dialects import (
     MYSQL,
     POSTGRESQL,
@@ -22,23 +23,10 @@ from flask_idempotency.stores.sql.dialects import (
     Dialect,
     bigint,
     binary,
+    integer,
     string,
 )
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
-from flask_idempotency.stores.sql.schema import (
-    COMPLETED,
-    FAILED,
-    PROCESSING,
-    QUARANTINE,
-    QUARANTINED,
-    RELEASED,
-    TAKEOVER,
-    fences,
-    meta,
-    quota_buckets,
-    records,
-    tenants,
-)
 from flask_idempotency.stores.sql.writes import Write, of_chosen, proven, upserted
 
 ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
@@ -49,7 +37,7 @@ CHANNEL: Final = "flask_idempotency"
 
 _STORED: Final = Row._fields[: Row._fields.index("erased")]
 _ADDED: Final = {name: f"idempotency_quota.{name} + excluded.{name}" for name in ("records", "bytes")}
-_r = records.c
+_r = schema.records.c
 
 
 def server_time(dialect: Dialect) -> sa.Select[Any]:
@@ -59,15 +47,54 @@ def server_time(dialect: Dialect) -> sa.Select[Any]:
 
 def columns(*, without: str = "") -> list[sa.ColumnElement[Any]]:
     """Return the columns of a `Row` without `now`: the stored ones, and whether the response is erased with the tenant."""
-    t = tenants.c
-    by_key = sa.case(
-        (_r.data_key_number.is_(None), _r.requested_at <= t.erased_at),
-        else_=_r.data_key_number <= t.shredded_key_number,
-    )
     # A literal: in RETURNING on SQLite, SQLAlchemy leaves out table names, and would write tenant_id = tenant_id.
     tid = sa.literal_column("idempotency_records.tenant_id", sa.LargeBinary)
-    erased = sa.select(by_key).where(t.tenant_id == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
-    return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
+    return [*(_r[name] for name in _STORED if name != without), erased(schema.records, tid)]
+
+
+# What protects a payload, of a record or of a step: both tables have the columns for it.
+
+
+def erased(table: sa.Table, tid: sa.ColumnElement[bytes]) -> sa.ColumnElement[Any]:
+    """Read if the payload of a row is erased with its tenant."""
+    t, c = schema.tenants.c, table.c
+    by_key = sa.case(
+        (c.data_key_number.is_(None), c.requested_at <= t.erased_at), else_=c.data_key_number <= t.shredded_key_number
+    )
+    found = sa.select(by_key).where(t.tenant_id == tid, t.erased_at.is_not(None)).correlate(table)
+    return found.scalar_subquery().label("erased")
+
+
+def key_is_there(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Match a row whose tenant has this data key, and may encrypt under it."""
+    k, number = schema.data_keys.c, integer("my_data_key_number")
+    there = sa.select(ONE).where(k.tenant_id == table.c.tenant_id, k.number == number, k.disabled_at.is_(None))
+    return sa.exists(there.correlate(table))
+
+
+def is_erased_since(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Match a row whose tenant was erased since its request."""
+    t = schema.tenants.c
+    later = sa.select(ONE).where(t.tenant_id == table.c.tenant_id, t.erased_at >= table.c.requested_at)
+    return sa.exists(later.correlate(table))
+
+
+def holds_seen(table: sa.Table, payload: str) -> sa.ColumnElement[bool]:
+    """Match a row with the payload that was seen. Compare the short columns first: a payload may have mebibytes."""
+    c = table.c
+    return sa.and_(
+        c[f"{payload}_size"] == bigint(f"seen_{payload}_size"),
+        c.wrapping_key_id.is_not_distinct_from(string("seen_wrapping_key_id")),
+        c.data_key_number.is_not_distinct_from(integer("seen_data_key_number")),
+        c[payload] == binary(f"seen_{payload}"),
+    )
+
+
+def count_by_key(table: sa.Table, label: str) -> sa.Select[Any]:
+    """Count the payloads under each wrapping key. Leave out wiped ones."""
+    under = sa.func.coalesce(table.c.wrapping_key_id, word("")).label("wrapping_key_id")
+    counted: list[sa.ColumnElement[Any]] = [under, sa.func.count().label(label)]
+    return sa.select(*counted).where(sa.func.coalesce(table.c.data_key_number, ONE) != ZERO).group_by(under)
 
 
 def is_mine() -> sa.ColumnElement[bool]:
@@ -104,11 +131,11 @@ def _with_lock_timeout(
     dialect: Dialect, *conditions: sa.ColumnElement[bool]
 ) -> tuple[sa.Update, sa.ColumnElement[int]]:
     if dialect.name != POSTGRESQL:
-        return sa.update(records).where(is_mine(), *conditions), dialect.now
+        return sa.update(schema.records).where(is_mine(), *conditions), dialect.now
     rid = binary("my_record_id")
     moment = dialect.moment(bounded=True).add_columns(rid.label("record_id")).subquery("moment")
     # Compared with the parameter too: a join alone makes a plan for any key, which scans a table that was small.
-    return sa.update(records).where(is_mine(), _r.record_id == moment.c.record_id, *conditions), moment.c.now
+    return sa.update(schema.records).where(is_mine(), _r.record_id == moment.c.record_id, *conditions), moment.c.now
 
 
 def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update:
@@ -123,7 +150,7 @@ def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update
         _r.fence == bigint("seen_fence"),
     )
     if dialect.name != POSTGRESQL:
-        return sa.update(records).where(seen, condition)
+        return sa.update(schema.records).where(seen, condition)
     free = (
         sa.select(_r.record_id)
         .where(seen, condition)
@@ -131,18 +158,20 @@ def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update
         .with_for_update(skip_locked=True)
         .scalar_subquery()
     )
-    return sa.update(records).where(_r.record_id == free)
+    return sa.update(schema.records).where(_r.record_id == free)
 
 
 def unlocked(dialect: Dialect, seen: sa.ColumnElement[bool], values: Mapping[str, Any]) -> Any:
     """Change one record that matches, and return a row if it did. Skip a locked row, but not on SQLite."""
     if dialect.name == POSTGRESQL:
         free = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
-        return sa.update(records).where(_r.record_id == free.scalar_subquery()).values(**values).returning(_r.fence)
+        return (
+            sa.update(schema.records).where(_r.record_id == free.scalar_subquery()).values(**values).returning(_r.fence)
+        )
     if dialect.name == SQLITE:
-        return sa.update(records).where(seen).values(**values).returning(_r.fence)
+        return sa.update(schema.records).where(seen).values(**values).returning(_r.fence)
     some = sa.select(_r.record_id).where(seen)
-    return of_chosen(dialect, some, lambda these: sa.update(records).where(these, seen).values(**values))
+    return of_chosen(dialect, some, lambda these: sa.update(schema.records).where(these, seen).values(**values))
 
 
 def is_in(dialect: Dialect, state: str) -> sa.ColumnElement[bool]:
@@ -161,12 +190,12 @@ def is_absent(dialect: Dialect) -> sa.ColumnElement[bool]:
     """Match a row whose key is free: it was released, or its response has expired."""
     # If a response expires before its completion, a bit is flipped: do not trust either time.
     over = sa.and_(_r.expires_at <= dialect.now, _r.expires_at >= _r.completed_at)
-    expired = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), over)
-    return sa.or_(_r.state == word(RELEASED), expired)
+    expired = sa.and_(_r.state.in_((word(schema.COMPLETED), word(schema.FAILED))), over)
+    return sa.or_(_r.state == word(schema.RELEASED), expired)
 
 
 def has_lapsed(dialect: Dialect, rule: str) -> sa.ColumnElement[bool]:
-    return sa.and_(_r.state == word(PROCESSING), _r.on_expiry == word(rule), _r.lease_expires_at <= dialect.now)
+    return sa.and_(_r.state == word(schema.PROCESSING), _r.on_expiry == word(rule), _r.lease_expires_at <= dialect.now)
 
 
 def ended_wait(dialect: Dialect) -> sa.ColumnElement[Any]:
@@ -181,19 +210,19 @@ def ended_wait(dialect: Dialect) -> sa.ColumnElement[Any]:
         sa.literal_column(f"'{CHANNEL}'"), sa.func.encode(_r.record_id, sa.literal_column("'hex'"))
     )
     nothing = sa.cast(sa.func.nullif(sa.cast(sent, sa.Text), sa.literal_column("''")), sa.SmallInteger)
-    return sa.case((sa.and_(_r.state == word(PROCESSING), _r.succeeded == ONE), nothing))
+    return sa.case((sa.and_(_r.state == word(schema.PROCESSING), _r.succeeded == ONE), nothing))
 
 
 def _fence(dialect: Dialect) -> sa.ColumnElement[int]:
     """Take the fence when the row is written, not before: otherwise a claim that waits for a lock could get a lower one."""
     if dialect.name == POSTGRESQL:
-        return fences.next_value()
+        return schema.fences.next_value()
     return bigint("my_fence")
 
 
 def next_number(_: Dialect) -> sa.Select[Any]:
     """MariaDB: take the next fence from the sequence, under the lock of the row that gets it."""
-    return sa.select(fences.next_value())
+    return sa.select(schema.fences.next_value())
 
 
 def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
@@ -203,7 +232,7 @@ def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     values["in_quota"] = sa.bindparam("my_in_quota", type_=_r.in_quota.type)
     if dialect.name == POSTGRESQL:
         values["succeeded"] = sa.bindparam("my_awaited", type_=_r.succeeded.type)
-    return {"state": word(PROCESSING), "fence": _fence(dialect), **values}
+    return {"state": word(schema.PROCESSING), "fence": _fence(dialect), **values}
 
 
 OF_RESPONSE: Final = (
@@ -251,15 +280,15 @@ def insert(
     }
     if numbered:
         # The reply brings the number, as it does for `next_fence`.
-        values["fence"] = sa.func.last_insert_id(fences.next_value())
+        values["fence"] = sa.func.last_insert_id(schema.fences.next_value())
     # Without this WHERE, every replay would take a number from the sequence.
-    unless_there = ~sa.exists(sa.select(sa.literal_column("1")).select_from(records).where(is_mine()))
+    unless_there = ~sa.exists(sa.select(sa.literal_column("1")).select_from(schema.records).where(is_mine()))
     source = sa.select(*values.values()).select_from(moment).where(unless_there)
     if within is not None:
         source = source.where(sa.exists(within))
     if numbered:
-        return Write(sa.insert(records).from_select(list(values), source), numbers=True)
-    return upserted(dialect, records, values, ("record_id",), source=source, proof=(_r.fence,))
+        return Write(sa.insert(schema.records).from_select(list(values), source), numbers=True)
+    return upserted(dialect, schema.records, values, ("record_id",), source=source, proof=(_r.fence,))
 
 
 def cancel(dialect: Dialect) -> Any:
@@ -269,15 +298,15 @@ def cancel(dialect: Dialect) -> Any:
     values: dict[str, sa.ColumnElement[Any]] = {
         **{name: binary(f"my_{name}") for name in ("record_id", "tenant_id", "token")},
         "fingerprint": sa.bindparam("no_fingerprint", bytes(FINGERPRINT_BYTES), type_=sa.LargeBinary),
-        "state": word(RELEASED),
-        "on_expiry": word(QUARANTINE),
+        "state": word(schema.RELEASED),
+        "on_expiry": word(schema.QUARANTINE),
         **nothing,
         **dict.fromkeys(("fence", "attempt", "in_quota"), ZERO),
         "requested_at": moment.c.now,
         "expires_at": moment.c.now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger),
     }
     source = sa.select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
-    return upserted(dialect, records, values, ("record_id",), source=source, proof=(_r.fence,))
+    return upserted(dialect, schema.records, values, ("record_id",), source=source, proof=(_r.fence,))
 
 
 BOOKED: Final = ("tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes")
@@ -287,7 +316,7 @@ BOOKED: Final = ("tenant_id", "kind", "bucket_end", "window_length", "shard", "r
 def booked(dialect: Dialect, source: sa.Select[Any]) -> Any:
     """Add what this selects to `idempotency_quota`: tenant, kind, bucket end, window length, shard, records, bytes."""
     values = dict(zip(BOOKED, source.selected_columns, strict=False))
-    return upserted(dialect, quota_buckets, values, BOOKED[:5], _ADDED, source=source)
+    return upserted(dialect, schema.quota_buckets, values, BOOKED[:5], _ADDED, source=source)
 
 
 LAST_FENCE: Final = "fence"
@@ -320,8 +349,8 @@ def renew(dialect: Dialect) -> Any:
 
     This also works on a row in quarantine for an expired lease: the row stays there, but its owner lives.
     """
-    statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    lapsing = sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
+    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
+    lapsing = sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(LEASE_EXPIRED))
     before: sa.ColumnElement[int] = _r.lease_expires_at
     if dialect.name == MYSQL:
         # See `SqlStore.renew`.
@@ -332,26 +361,28 @@ def renew(dialect: Dialect) -> Any:
 
 def mark_point_of_no_return(dialect: Dialect) -> Any:
     """Quarantine this row, and do not let a claim take it over, if its lease expires from now on."""
-    statement, _ = owners(dialect, PROCESSING)
-    return proven(dialect, statement.values(on_expiry=word(QUARANTINE)), _r.fence)
+    statement, _ = owners(dialect, schema.PROCESSING)
+    return proven(dialect, statement.values(on_expiry=word(schema.QUARANTINE)), _r.fence)
 
 
 def mark_committed_early(dialect: Dialect) -> Any:
     """Mark like `mark_point_of_no_return`, in a transaction of the view. The reason shows later if the view committed it."""
-    statement, _ = owners(dialect, PROCESSING)
-    return proven(dialect, statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)), _r.fence)
+    statement, _ = owners(dialect, schema.PROCESSING)
+    return proven(dialect, statement.values(on_expiry=word(schema.QUARANTINE), reason=word(COMMITTED_EARLY)), _r.fence)
 
 
 def quarantine(dialect: Dialect) -> Any:
     """Quarantine a row, because its owner does not know the outcome."""
-    statement, _ = owners(dialect, PROCESSING)
-    quarantined = statement.values(state=word(QUARANTINED), reason=string("my_reason"), succeeded=ended_wait(dialect))
+    statement, _ = owners(dialect, schema.PROCESSING)
+    quarantined = statement.values(
+        state=word(schema.QUARANTINED), reason=string("my_reason"), succeeded=ended_wait(dialect)
+    )
     return proven(dialect, quarantined, _r.fence)
 
 
 def end_wait_silently(dialect: Dialect) -> sa.Update:
     """Let this claim end without a message."""
-    statement, _ = owners(dialect, PROCESSING)
+    statement, _ = owners(dialect, schema.PROCESSING)
     return statement.values(succeeded=sa.null())
 
 
@@ -363,13 +394,13 @@ def claim_or_read(dialect: Dialect, *, queues: bool = False) -> sa.Select[Any]:
     """
     granted = insert(dialect, queues=queues).cte("granted")
     moment = sa.select(dialect.now.label("now")).subquery("moment")
-    both = moment.outerjoin(granted, sa.true()).outerjoin(records, is_mine())
+    both = moment.outerjoin(granted, sa.true()).outerjoin(schema.records, is_mine())
     return sa.select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)
 
 
 def take_over(dialect: Dialect) -> Any:
     """Take over a claim whose lease has expired. Keep the time of the first request, and whether quotas count the record."""
-    over = sa.and_(has_lapsed(dialect, TAKEOVER), _r.fingerprint == binary("my_fingerprint"))
+    over = sa.and_(has_lapsed(dialect, schema.TAKEOVER), _r.fingerprint == binary("my_fingerprint"))
     update = if_as_seen(dialect, over)
     again = regranted(dialect, update, attempt=_r.attempt + sa.literal_column("1"), requested_at=_r.requested_at)
     return proven(dialect, again.values(in_quota=_r.in_quota), _r.fence, _r.attempt)
@@ -384,8 +415,10 @@ def reclaim(dialect: Dialect) -> Any:
 
 def quarantine_expired(dialect: Dialect) -> Any:
     """Quarantine a claim whose lease has expired. Its owner can still `complete` it with its token."""
-    statement = if_as_seen(dialect, has_lapsed(dialect, QUARANTINE))
-    quarantined = statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect))
+    statement = if_as_seen(dialect, has_lapsed(dialect, schema.QUARANTINE))
+    quarantined = statement.values(
+        state=word(schema.QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect)
+    )
     return proven(dialect, quarantined, _r.fence, _r.attempt)
 
 
@@ -400,8 +433,8 @@ def wait_to_reclaim(dialect: Dialect) -> sa.Select[Any]:
     A worker that locks such a row removes it or claims its key. Other rows do not match, so this does not wait for them.
     """
     moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
-    absent = sa.select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(records, is_mine()))
-    return absent.where(is_absent(dialect)).with_for_update(of=records)
+    absent = sa.select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(schema.records, is_mine()))
+    return absent.where(is_absent(dialect)).with_for_update(of=schema.records)
 
 
 def advisory_lock(dialect: Dialect) -> sa.Select[Any]:
@@ -416,7 +449,7 @@ def advisory_lock(dialect: Dialect) -> sa.Select[Any]:
 
 def reconciling(dialect: Dialect) -> sa.Select[Any]:
     """MySQL: lock out other corrections of quotas until the transaction ends. No claim takes this lock."""
-    return sa.select(meta.c.value).where(meta.c.name == word("store")).with_for_update()
+    return sa.select(schema.meta.c.value).where(schema.meta.c.name == word("store")).with_for_update()
 
 
 def has_written(dialect: Dialect) -> sa.Select[Any]:
@@ -432,7 +465,11 @@ def next_fence(dialect: Dialect) -> Any:
     If the row of the last fence is missing, start above the highest fence of all records. Alembic creates the table without
     rows, and an operator may delete this one.
     """
-    written = sa.select(meta.c.value).where(meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
+    written = (
+        sa.select(schema.meta.c.value)
+        .where(schema.meta.c.name == sa.literal_column(f"'{LAST_FENCE}'"))
+        .scalar_subquery()
+    )
     # `coalesce` reads the records only if that row is missing.
     last = sa.func.coalesce(written, sa.select(sa.func.max(_r.fence)).scalar_subquery(), ZERO)
     risen = dialect.larger(last + sa.literal_column("1"), dialect.now)
@@ -441,13 +478,15 @@ def next_fence(dialect: Dialect) -> Any:
         "value": risen if dialect.returns else sa.func.last_insert_id(risen),
     }
     if dialect.returns:
-        return upserted(dialect, meta, values, ("name",), {"value": "excluded.value"}, proof=(meta.c.value,))
-    mine = meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")
+        return upserted(
+            dialect, schema.meta, values, ("name",), {"value": "excluded.value"}, proof=(schema.meta.c.value,)
+        )
+    mine = schema.meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")
     # The reply to such an assignment brings the number, so that no other claim waits for a read.
     rise = (
-        sa.update(meta)
+        sa.update(schema.meta)
         .where(mine)
-        .values(value=sa.func.last_insert_id(dialect.larger(meta.c.value + ONE, dialect.now)))
+        .values(value=sa.func.last_insert_id(dialect.larger(schema.meta.c.value + ONE, dialect.now)))
     )
-    first = sa.insert(meta).from_select(list(values), sa.select(*values.values()))
+    first = sa.insert(schema.meta).from_select(list(values), sa.select(*values.values()))
     return Write(rise, first, rise, numbers=True)

@@ -7,45 +7,19 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from flask_idempotency.engine import model
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey, paused_token
-from flask_idempotency.engine.model import (
-    VOID,
-    ClaimRequest,
-    Grant,
-    InFlight,
-    Mismatched,
-    OtherCaller,
-    OverQuota,
-    Record,
-    State,
-    StoredPayload,
-    Voided,
-)
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql import journal_statements, statements
+from flask_idempotency.stores.sql import claiming, journal_statements, rows, statements
 from flask_idempotency.stores.sql.activity import SqlActivity, SqlAuditTrail, SqlObservations
 from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys, SqlResponses
 from flask_idempotency.stores.sql.admin.health import SqlHealth
 from flask_idempotency.stores.sql.admin.janitor import SqlExpiry, SqlRecovery, SqlTaskLog
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
 from flask_idempotency.stores.sql.capability import Make
-from flask_idempotency.stores.sql.claiming import (
-    RETRY_SECONDS,
-    ClaimQuery,
-    Insert,
-    InsertInTurn,
-    Move,
-    NearLimit,
-    Strategy,
-    claim_query,
-    classify,
-    strategy_of,
-    voiding_of,
-    wait_for_tenant,
-)
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, made
@@ -55,15 +29,6 @@ from flask_idempotency.stores.sql.identity import identity, prepare
 from flask_idempotency.stores.sql.journals import SqlJournals
 from flask_idempotency.stores.sql.notifications import SqlNotifier
 from flask_idempotency.stores.sql.quota import SqlLedger
-from flask_idempotency.stores.sql.rows import (
-    FINGERPRINT_BYTES,
-    TOKEN_BYTES,
-    check_standing,
-    escape,
-    is_condemned,
-    is_gone,
-    row_of,
-)
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, RELEASED, SEEDED, meta
 from flask_idempotency.stores.sql.writes import upserted
 
@@ -94,8 +59,8 @@ class SqlStore:
         self.database = database
         self._strategy_name = strategy
         self._clock = clock
-        self._built: tuple[CompletionWriter, Strategy] | None = None
-        self._voiding: Insert | InsertInTurn | None = None
+        self._built: tuple[CompletionWriter, claiming.Strategy] | None = None
+        self._voiding: claiming.Insert | claiming.InsertInTurn | None = None
         self._prepared = False
         """True if this process has added the rows that a migration tool does not write."""
         self._low = False
@@ -146,10 +111,12 @@ class SqlStore:
         self.notifier.close()
         self.database.close()
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
+    def claim(
+        self, request: model.ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None
+    ) -> StoreOutcome:
         query, strategy = self._query(request, token, lease, quota)
         try:
-            outcome: StoreOutcome | NearLimit | None
+            outcome: StoreOutcome | claiming.NearLimit | None
             locked: BaseException | None = None
             try:
                 outcome = self.database.send(strategy.claim, query)
@@ -157,8 +124,8 @@ class SqlStore:
                 if not (isinstance(error.__cause__, DBAPIError) and is_lock_timeout(error.__cause__)):
                     raise
                 outcome, locked = None, error.__cause__
-            if isinstance(outcome, NearLimit):
-                outcome = wait_for_tenant(self.database, outcome)
+            if isinstance(outcome, claiming.NearLimit):
+                outcome = claiming.wait_for_tenant(self.database, outcome)
             if outcome is None:
                 outcome = self.database.send(self._claim_without_lock, query, locked)
         except CorruptRecord:
@@ -168,7 +135,7 @@ class SqlStore:
             # A table or the sequence of fences is gone: the next claim prepares the database again.
             self._prepared = False
             raise
-        if isinstance(outcome, Grant):
+        if isinstance(outcome, model.Grant):
             low = outcome.fence < SEEDED
             if low and not self._low and self.database.dialect.name == POSTGRESQL:
                 # The sequence started again under this process: have the next claim prepare the database again. One
@@ -178,10 +145,10 @@ class SqlStore:
         return outcome
 
     def void(
-        self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
-    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        self, request: model.ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
+    ) -> model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota:
         query, _ = self._query(request, token, keep, quota)
-        voided = self.parameters(request.key, token, **answer_of(request.key, VOID, keep))
+        voided = self.parameters(request.key, token, **answer_of(request.key, model.VOID, keep))
         try:
             return self.database.send(self._void, query, voided)
         except CorruptRecord:
@@ -189,31 +156,31 @@ class SqlStore:
             raise
 
     def _void(
-        self, connection: RecordConnection, query: ClaimQuery, voided: dict[str, Any]
-    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        self, connection: RecordConnection, query: claiming.ClaimQuery, voided: dict[str, Any]
+    ) -> model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota:
         """Claim a free key and complete it as voided, in one transaction. What the claim finds otherwise, stays."""
         # The first two threads may both build it: both build the same.
-        self._voiding = voiding = self._voiding or voiding_of(self.database.dialect)
+        self._voiding = voiding = self._voiding or claiming.voiding_of(self.database.dialect)
         for _ in range(TRIES):
             with transaction(connection):
                 outcome = voiding.within(connection, query)
-                if isinstance(outcome, Grant):
+                if isinstance(outcome, model.Grant):
                     row = self.completing.write(connection, voided, alone=False, tells=True)
                     if row is None:
                         raise StoreUnavailable("the row changed in the transaction that voids it")
-                    return Voided(first_seen=row.requested_at / 1_000_000)
-            if isinstance(outcome, Voided | Mismatched | OtherCaller | OverQuota):
+                    return model.Voided(first_seen=row.requested_at / 1_000_000)
+            if isinstance(outcome, model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota):
                 return outcome
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
     def _query(
-        self, request: ClaimRequest, token: bytes, duration: float, quota: Quota | None
-    ) -> tuple[ClaimQuery, Strategy]:
+        self, request: model.ClaimRequest, token: bytes, duration: float, quota: Quota | None
+    ) -> tuple[claiming.ClaimQuery, claiming.Strategy]:
         """Encode a claim, and prepare the database for its first one."""
-        if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
-            raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
+        if len(token) != rows.TOKEN_BYTES or len(request.fingerprint) != rows.FINGERPRINT_BYTES:
+            raise ValueError(f"a token has {rows.TOKEN_BYTES} bytes and a fingerprint {rows.FINGERPRINT_BYTES}")
         now = None if self._clock is None else self.now()
-        query = claim_query(request, token, lease=microseconds(duration), now=now, quota=quota)
+        query = claiming.claim_query(request, token, lease=microseconds(duration), now=now, quota=quota)
         completing, strategy = self._built or self._ready()
         if quota is not None:
             completing.counts = True
@@ -238,12 +205,12 @@ class SqlStore:
         self.database.send(self._write, statements.mark_point_of_no_return, parameters, (QUARANTINED,))
 
     def complete(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+        self, key: StorageKey, token: bytes, payload: model.StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
         self.database.send(self._write, None, parameters, (COMPLETED, FAILED))
 
-    def release(self, key: StorageKey, token: bytes) -> State | None:
+    def release(self, key: StorageKey, token: bytes) -> model.State | None:
         parameters = self.parameters(key, token, my_paused_token=paused_token(token))
         written = self.database.send(self._release, parameters)
         if written is None:
@@ -254,22 +221,22 @@ class SqlStore:
                 self.journals.drop(key, written.requested_at)
             return None
         paused = written.token == parameters["my_paused_token"]
-        return State.PROCESSING if paused else State.QUARANTINED
+        return model.State.PROCESSING if paused else model.State.QUARANTINED
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        parameters = self.parameters(key, token, my_reason=escape(reason))
+        parameters = self.parameters(key, token, my_reason=rows.escape(reason))
         self.database.send(self._write, statements.quarantine, parameters, (QUARANTINED,))
 
-    def read(self, key: StorageKey) -> Record | None:
+    def read(self, key: StorageKey) -> model.Record | None:
         parameters = {"my_record_id": key.rid, "now": self.now()}
         statement = made(statements.read, self.database.dialect)
         found = self.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None:
             return None
-        row = row_of(found)
-        return None if is_gone(row) else row.record()
+        row = rows.row_of(found)
+        return None if rows.is_gone(row) else row.record()
 
-    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: model.StoredPayload) -> None:
         self.responses.mark_corrupt(key, payload)
 
     def now(self) -> int | None:
@@ -277,23 +244,23 @@ class SqlStore:
         seconds = None if self._clock is None else self._clock()
         return None if seconds is None else round(seconds * 1_000_000)
 
-    def _ready(self) -> tuple[CompletionWriter, Strategy]:
+    def _ready(self) -> tuple[CompletionWriter, claiming.Strategy]:
         if self._built is None:
             # The first two threads may both do this: both build the same.
             dialect = self.database.dialect
-            self._built = CompletionWriter(dialect), strategy_of(self._strategy_name, dialect)
+            self._built = CompletionWriter(dialect), claiming.strategy_of(self._strategy_name, dialect)
         return self._built
 
     def _claim_without_lock(
-        self, connection: RecordConnection, query: ClaimQuery, locked: BaseException | None
+        self, connection: RecordConnection, query: claiming.ClaimQuery, locked: BaseException | None
     ) -> StoreOutcome:
         """Return what the row alone says. Another worker holds a lock, and does not move."""
         found = connection.execute(made(statements.read, self.completing.dialect), query.parameters).one_or_none()
         if found is None and (connection.dialect.name == SQLITE or query.quota is not None):
             # That lock is on the whole file, or on the tenant: its worker need not be at this key.
             raise StoreUnavailable("another worker has been writing to the database for too long") from locked
-        outcome = Move.RECLAIM if found is None else classify(row_of(found), query)
-        return InFlight(RETRY_SECONDS) if isinstance(outcome, Move) else outcome
+        outcome = claiming.Move.RECLAIM if found is None else claiming.classify(rows.row_of(found), query)
+        return model.InFlight(claiming.RETRY_SECONDS) if isinstance(outcome, claiming.Move) else outcome
 
     def parameters(self, key: StorageKey, token: bytes, **more: Any) -> dict[str, Any]:
         """Return what every write of an owner passes, and `more`."""
@@ -301,7 +268,7 @@ class SqlStore:
         return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": now, **more}
 
     def _complete_and_close(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float, remember: float | None
+        self, key: StorageKey, token: bytes, payload: model.StoredPayload, keep: float, remember: float | None
     ) -> None:
         """Complete a record, and remove its journal in the same atomic step."""
         parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
@@ -350,10 +317,10 @@ class SqlStore:
                 if connection.execute(made(statements.cancel, dialect), parameters).one_or_none() is not None:
                     return None
                 continue
-            check_standing(found)
+            rows.check_standing(found)
             if found.token == parameters["my_paused_token"]:
                 return found
-            if is_gone(found) or _is_settled(found, parameters["my_token"], ()):
+            if rows.is_gone(found) or _is_settled(found, parameters["my_token"], ()):
                 return None
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
@@ -361,11 +328,11 @@ class SqlStore:
 def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...]) -> bool:
     """Return True if this write is already applied. Raise `LeaseLost` if the token lost the record."""
     if found is not None:
-        check_standing(found)
-    if found is None or is_gone(found):
+        rows.check_standing(found)
+    if found is None or rows.is_gone(found):
         raise LeaseLost("the record is gone")
     if found.token != token:
         raise LeaseLost("the record belongs to another worker")
-    if COMPLETED not in done and (found.state in (COMPLETED, FAILED) or is_condemned(found)):
+    if COMPLETED not in done and (found.state in (COMPLETED, FAILED) or rows.is_condemned(found)):
         raise LeaseLost("the record is completed")
     return found.state in done

@@ -11,20 +11,12 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.stores.sql import mysql
+from flask_idempotency.stores.sql import schema as declared
 from flask_idempotency.stores.sql.admin import janitor, schema_check
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.naming import Catalogue, named
-from flask_idempotency.stores.sql.schema import (
-    FENCES,
-    FENCES_DO_NOT_RISE,
-    cache_fault,
-    cached_numbers,
-    lacks,
-    metadata,
-    records,
-)
 from flask_idempotency.stores.sql.statements import server_time
 
 Said: TypeAlias = tuple[Verdict, *tuple[str, ...]]
@@ -69,7 +61,7 @@ def schema(connection: Connection) -> Said:
 
 def indexes(connection: Connection) -> Said:
     """Check that each index exists, and that queries can use it."""
-    if not Catalogue(connection).has_table(records.name):
+    if not Catalogue(connection).has_table(declared.records.name):
         return Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says."
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:
@@ -77,7 +69,9 @@ def indexes(connection: Connection) -> Said:
         return Verdict.FAULT, " ".join(said), remedies[0]
     invalid: Sequence[str] = ()
     if connection.dialect.name == POSTGRESQL:
-        invalid = connection.execute(named(connection, _INVALID), {"tables": list(metadata.tables)}).scalars().all()
+        invalid = (
+            connection.execute(named(connection, _INVALID), {"tables": list(declared.metadata.tables)}).scalars().all()
+        )
     if invalid:
         return (
             Verdict.FAULT,
@@ -110,13 +104,13 @@ def durability(connection: Connection) -> Said:
 def server(connection: Connection) -> Said:
     """Say which server this is, and how many numbers of the fences' sequence a connection takes at once."""
     version = printable(str(connection.scalar(_VERSION)).partition(" on ")[0])
-    if fault := cache_fault(connection, FENCES, FENCES_DO_NOT_RISE):
+    if fault := declared.cache_fault(connection, declared.FENCES, declared.FENCES_DO_NOT_RISE):
         said, remedy = _fault_and_remedy(fault)
         return Verdict.FAULT, f"This is {version}. {said}", remedy
-    if cached_numbers(connection, FENCES) is None:
+    if declared.cached_numbers(connection, declared.FENCES) is None:
         return (
             Verdict.UNKNOWN,
-            f"This is {version}. The cache of the sequence {FENCES} cannot be read, and must be 1.",
+            f"This is {version}. The cache of the sequence {declared.FENCES} cannot be read, and must be 1.",
             "Let the database role read pg_sequence, and do what `schema` says.",
         )
     return Verdict.FINE, f"This is {version}, and each fence is higher than the one before."
@@ -152,7 +146,7 @@ def dead_rows(connection: Connection) -> Said:
 
 def storage(connection: Connection) -> Said:
     """Check that the tables have their storage parameters. Alembic does not write them."""
-    if not lacks(connection).storage:
+    if not declared.lacks(connection).storage:
         return Verdict.FINE, "The tables have their storage parameters."
     return (
         Verdict.ADVICE,

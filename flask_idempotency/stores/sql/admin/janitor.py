@@ -20,7 +20,7 @@ from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql import completion, schema
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import (
@@ -45,18 +45,6 @@ from flask_idempotency.stores.sql.dialects import (
 from flask_idempotency.stores.sql.naming import prefix
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import readable, row_of
-from flask_idempotency.stores.sql.schema import (
-    COMPLETED,
-    FAILED,
-    PROCESSING,
-    QUARANTINE,
-    QUARANTINED,
-    RELEASED,
-    TAKEOVER,
-    meta,
-    records,
-    tasks,
-)
 from flask_idempotency.stores.sql.statements import (
     LEASE_EXPIRED,
     OF_RESPONSE,
@@ -75,7 +63,7 @@ from flask_idempotency.stores.sql.statements import (
 )
 from flask_idempotency.stores.sql.writes import of_chosen, returned, upserted
 
-_t, _r = tasks.c, records.c
+_t, _r = schema.tasks.c, schema.records.c
 
 TWO: Final[sa.ColumnElement[int]] = sa.literal_column("2", sa.BigInteger)
 
@@ -92,9 +80,9 @@ LOOKED_AT: Final = 2000
 _TIME_BYTES: Final = 8
 
 _ROW_STATES: Final = {
-    State.PROCESSING: (PROCESSING, PROCESSING),
-    State.QUARANTINED: (QUARANTINED, QUARANTINED),
-    State.COMPLETED: (COMPLETED, FAILED),
+    State.PROCESSING: (schema.PROCESSING, schema.PROCESSING),
+    State.QUARANTINED: (schema.QUARANTINED, schema.QUARANTINED),
+    State.COMPLETED: (schema.COMPLETED, schema.FAILED),
 }
 
 
@@ -125,7 +113,7 @@ def save_report(dialect: Dialect) -> Any:
     """Save what the last run of a task reported, in place of the report before it."""
     values: dict[str, Any] = {"name": _task_name(), "reported_at": dialect.now, "report": string("my_report")}
     taken = {name: f"excluded.{name}" for name in ("reported_at", "report")}
-    return upserted(dialect, tasks, values, ("name",), taken)
+    return upserted(dialect, schema.tasks, values, ("name",), taken)
 
 
 def read_reports(dialect: Dialect) -> sa.Select[Any]:
@@ -151,13 +139,13 @@ def lock_task(dialect: Dialect) -> Any:
     }
     taken = {name: f"excluded.{name}" for name in ("locked_by", "lock_expires_at")}
     return upserted(
-        dialect, tasks, values, ("name",), taken, where=unless_locked, binds=(bigint("now"),), proof=(_t.name,)
+        dialect, schema.tasks, values, ("name",), taken, where=unless_locked, binds=(bigint("now"),), proof=(_t.name,)
     )
 
 
 def unlock_task(dialect: Dialect) -> sa.Update:
     """Unlock a task that this worker has locked."""
-    mine = sa.update(tasks).where(_t.name == _task_name(), _t.locked_by == _locked_by())
+    mine = sa.update(schema.tasks).where(_t.name == _task_name(), _t.locked_by == _locked_by())
     return mine.values(locked_by=sa.null(), lock_expires_at=sa.null())
 
 
@@ -213,7 +201,9 @@ that it goes with its record."""
 def note_removed(dialect: Dialect) -> Any:
     """MySQL: note up to where responses were removed, by the server's clock."""
     until = dialect.smaller(bigint("my_until"), dialect.now)
-    return upserted(dialect, meta, {"name": word(REMOVED), "value": until}, ("name",), {"value": "excluded.value"})
+    return upserted(
+        dialect, schema.meta, {"name": word(REMOVED), "value": until}, ("name",), {"value": "excluded.value"}
+    )
 
 
 def delete_expired(dialect: Dialect) -> Any:
@@ -222,7 +212,7 @@ def delete_expired(dialect: Dialect) -> Any:
     expired = _is_expired(dialect)
     first = sa.select(_r.record_id).where(expired).order_by(_r.expires_at).limit(integer("my_limit"))
     # Repeat the condition: another worker may have claimed the row between the select and its lock.
-    return of_chosen(dialect, first, lambda these: sa.delete(records).where(these, expired))
+    return of_chosen(dialect, first, lambda these: sa.delete(schema.records).where(these, expired))
 
 
 def remove_responses(dialect: Dialect) -> Any:
@@ -235,7 +225,7 @@ def remove_responses(dialect: Dialect) -> Any:
     shown: tuple[sa.ColumnElement[Any], ...] = ()
     if dialect.name == MYSQL:
         first, shown = first.where(unnoted), (_r.response_expires_at,)
-    return of_chosen(dialect, first, lambda these: sa.update(records).where(these, expired).values(gone), *shown)
+    return of_chosen(dialect, first, lambda these: sa.update(schema.records).where(these, expired).values(gone), *shown)
 
 
 def first_response(dialect: Dialect) -> sa.Select[Any]:
@@ -246,25 +236,27 @@ def first_response(dialect: Dialect) -> sa.Select[Any]:
 def _has_expired_response(dialect: Dialect) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
     """Match the records whose response is to be removed, and those that may be such by what `note_removed` has noted."""
     horizon, kept = bigint("my_horizon"), sa.func.coalesce(_r.data_key_number, ONE) != ZERO
-    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), outlives_response())
+    is_completed = sa.and_(_r.state.in_((word(schema.COMPLETED), word(schema.FAILED))), outlives_response())
     expired = sa.and_(is_completed, kept, _r.response_expires_at <= horizon, _r.response_expires_at <= dialect.now)
     # Not where the clock was set back since.
-    noted = sa.and_(meta.c.name == word(REMOVED), meta.c.value <= horizon)
-    since = sa.select(meta.c.value - sa.literal_column(str(REMOVED_AGAIN))).where(noted).scalar_subquery()
+    noted = sa.and_(schema.meta.c.name == word(REMOVED), schema.meta.c.value <= horizon)
+    since = sa.select(schema.meta.c.value - sa.literal_column(str(REMOVED_AGAIN))).where(noted).scalar_subquery()
     return expired, _r.response_expires_at > sa.func.coalesce(since, ZERO)
 
 
 def has_overdue(dialect: Dialect) -> sa.Select[Any]:
     """Select whether a record that expired before the horizon still exists."""
-    return sa.select(sa.select(ONE).select_from(records).where(_is_expired(dialect)).exists())
+    return sa.select(sa.select(ONE).select_from(schema.records).where(_is_expired(dialect)).exists())
 
 
 def _is_expired(dialect: Dialect) -> sa.ColumnElement[bool]:
     # A record that expired before it was completed has a damaged time. If it were deleted, its payment could run again.
-    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at >= _r.completed_at)
+    is_completed = sa.and_(
+        _r.state.in_((word(schema.COMPLETED), word(schema.FAILED))), _r.expires_at >= _r.completed_at
+    )
     horizon = bigint("my_horizon")
     return sa.and_(
-        sa.or_(_r.state == word(RELEASED), is_completed), _r.expires_at <= horizon, _r.expires_at <= dialect.now
+        sa.or_(_r.state == word(schema.RELEASED), is_completed), _r.expires_at <= horizon, _r.expires_at <= dialect.now
     )
 
 
@@ -335,8 +327,8 @@ class SqlRecovery(SqlCapability):
                     return True
                 row = connection.execute(statement, parameters).one_or_none()
                 if row is not None and row.token == token:
-                    return row.state in (COMPLETED, FAILED)
-                if row is None or row.state != QUARANTINED or not row.unchanged:
+                    return row.state in (schema.COMPLETED, schema.FAILED)
+                if row is None or row.state != schema.QUARANTINED or not row.unchanged:
                     return False
                 completing.look_again(connection, parameters, row)
             raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
@@ -346,7 +338,7 @@ class SqlRecovery(SqlCapability):
     def force_release(self, seen: SeenRecord) -> bool:
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
-        rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
+        rule = schema.TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else schema.QUARANTINE
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
         parameters["seen_on_expiry"] = rule
         kept = None if seen.record.remembered_until is None else in_microseconds(seen.record.deadline)
@@ -364,7 +356,7 @@ class SqlRecovery(SqlCapability):
             if row is not None:
                 return True
             now = self._send(connection, read_as_seen, parameters).one_or_none()
-            return now is not None and (now.state, now.token) == (RELEASED, token)
+            return now is not None and (now.state, now.token) == (schema.RELEASED, token)
 
         return self._database.run(release)
 
@@ -401,7 +393,7 @@ class SqlRecovery(SqlCapability):
         (few,) = self._rows(count_few_completed, my_limit=COUNTED + 1)
         if few.completed <= COUNTED:
             return int(few.completed)
-        (row,) = self._rows(estimate_completed, my_table=f"{self._database.run(prefix)}{records.name}")
+        (row,) = self._rows(estimate_completed, my_table=f"{self._database.run(prefix)}{schema.records.name}")
         return None if row.completed is None else max(int(row.completed), COUNTED)
 
     def _seen(self, seen: SeenRecord) -> dict[str, Any]:
@@ -433,7 +425,10 @@ def expired_leases(dialect: Dialect) -> sa.Select[Any]:
     first, after_key = bigint("my_first"), binary("my_after")
     is_next = sa.or_(_r.lease_expires_at > first, sa.and_(_r.lease_expires_at == first, _r.record_id > after_key))
     claims = sa.select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now")).where(
-        _r.state == word(PROCESSING), _r.lease_expires_at >= first, is_next, *_is_due(dialect, _r.lease_expires_at)
+        _r.state == word(schema.PROCESSING),
+        _r.lease_expires_at >= first,
+        is_next,
+        *_is_due(dialect, _r.lease_expires_at),
     )
     return claims.order_by(_r.lease_expires_at, _r.record_id).limit(integer("my_limit"))
 
@@ -443,12 +438,12 @@ def quarantine_expired(dialect: Dialect) -> Any:
     SQLite: its worker is still there, or another janitor does the same."""
     seen = sa.and_(
         is_mine(),
-        _r.state == word(PROCESSING),
+        _r.state == word(schema.PROCESSING),
         is_as_met(),
-        _r.on_expiry == word(QUARANTINE),
+        _r.on_expiry == word(schema.QUARANTINE),
         *_is_due(dialect, _r.lease_expires_at),
     )
-    values = {"state": word(QUARANTINED), "reason": word(LEASE_EXPIRED), "succeeded": ended_wait(dialect)}
+    values = {"state": word(schema.QUARANTINED), "reason": word(LEASE_EXPIRED), "succeeded": ended_wait(dialect)}
     return unlocked(dialect, seen, values)
 
 
@@ -465,7 +460,7 @@ def next_for_resolver_of_owner(dialect: Dialect) -> Any:
 
 
 def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> Any:
-    is_turn = sa.and_(is_in(dialect, QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
+    is_turn = sa.and_(is_in(dialect, schema.QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
     turns = sa.select(_r.record_id).where(is_turn).order_by(_r.resolver_due_at, _r.lease_expires_at)
     age = dialect.now - _lease_expires_at(dialect)
     pause = dialect.smaller(dialect.larger(age, bigint("least")), bigint("most"))
@@ -479,7 +474,7 @@ def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) ->
     return of_chosen(
         dialect,
         turns.limit(integer("my_limit")),
-        lambda these: sa.update(records).where(these, is_turn).values(resolver_due_at=due_at),
+        lambda these: sa.update(schema.records).where(these, is_turn).values(resolver_due_at=due_at),
         *(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"), asked),
     )
 
@@ -490,7 +485,7 @@ def force_release(dialect: Dialect) -> Any:
     same_rule = _r.on_expiry == sa.bindparam("seen_on_expiry", type_=sa.String)
     statement, now = others_update(dialect, *_is_present(dialect), same_rule)
     released = statement.values(
-        state=word(RELEASED),
+        state=word(schema.RELEASED),
         token=binary("my_token"),
         expires_at=now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger),
         resolver_due_at=ZERO,
@@ -510,12 +505,12 @@ def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
 
 def scan_processing(dialect: Dialect) -> sa.Select[Any]:
     """Select a page of records in flight, by their keys."""
-    return _scan(dialect, columns(), is_in(dialect, PROCESSING))
+    return _scan(dialect, columns(), is_in(dialect, schema.PROCESSING))
 
 
 def scan_quarantined(dialect: Dialect) -> sa.Select[Any]:
     """Select a page of quarantined records, by their keys. They include corrupt responses."""
-    return _scan(dialect, columns(), is_in(dialect, QUARANTINED))
+    return _scan(dialect, columns(), is_in(dialect, schema.QUARANTINED))
 
 
 def scan_completed(dialect: Dialect) -> sa.Select[Any]:
@@ -543,18 +538,26 @@ def _scan(
 
 def count_few_completed(dialect: Dialect) -> sa.Select[Any]:
     """Count completed records, up to a limit."""
-    ended = _r.expires_at.is_not(None), _r.state.in_((word(COMPLETED), word(FAILED)))
-    some = sa.select(ONE.label("one")).select_from(records).where(*ended).limit(integer("my_limit")).subquery("some")
+    ended = _r.expires_at.is_not(None), _r.state.in_((word(schema.COMPLETED), word(schema.FAILED)))
+    some = (
+        sa.select(ONE.label("one"))
+        .select_from(schema.records)
+        .where(*ended)
+        .limit(integer("my_limit"))
+        .subquery("some")
+    )
     return sa.select(sa.func.count().label("completed")).select_from(some)
 
 
 def estimate_completed(dialect: Dialect) -> sa.Select[Any]:
     """Estimate the number of completed records from what the database knows of its table, or count an index."""
     if dialect.name != POSTGRESQL:
-        return sa.select(sa.func.count().label("completed")).select_from(records).where(_r.expires_at.is_not(None))
+        return (
+            sa.select(sa.func.count().label("completed")).select_from(schema.records).where(_r.expires_at.is_not(None))
+        )
     unfinished = [
-        sa.select(sa.func.count()).select_from(records).where(_r.state == word(state)).scalar_subquery()
-        for state in (PROCESSING, QUARANTINED)
+        sa.select(sa.func.count()).select_from(schema.records).where(_r.state == word(state)).scalar_subquery()
+        for state in (schema.PROCESSING, schema.QUARANTINED)
     ]
     # As the planner does: rows on a page at the last VACUUM or ANALYZE, times the pages of now. It writes -1 before.
     rows = "reltuples / nullif(relpages, 0) * pg_relation_size(oid) / current_setting('block_size')::integer"
@@ -574,11 +577,11 @@ def count_unfinished(dialect: Dialect) -> sa.Select[Any]:
         sa.func.coalesce(sa.func.sum(sa.case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
         sa.func.min(sa.case((is_over, _lease_expires_at(dialect)))).label("first_lapsed"),
     )
-    processing = in_flight.where(is_in(dialect, PROCESSING)).subquery("processing")
+    processing = in_flight.where(is_in(dialect, schema.PROCESSING)).subquery("processing")
     unknown = sa.select(
         sa.func.count().label("quarantined"), sa.func.min(_lease_expires_at(dialect)).label("first_quarantined")
     )
-    quarantined = unknown.where(is_in(dialect, QUARANTINED)).subquery("quarantined")
+    quarantined = unknown.where(is_in(dialect, schema.QUARANTINED)).subquery("quarantined")
     p, q = processing.c, quarantined.c
     counted = sa.select(
         p.in_flight.label("in_flight"),
@@ -592,7 +595,7 @@ def count_unfinished(dialect: Dialect) -> sa.Select[Any]:
 
 def _is_present(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
     """The record is neither released nor expired."""
-    return _r.state != word(RELEASED), sa.or_(_r.expires_at.is_(None), _r.expires_at > dialect.now)
+    return _r.state != word(schema.RELEASED), sa.or_(_r.expires_at.is_(None), _r.expires_at > dialect.now)
 
 
 def _is_due(dialect: Dialect, when: sa.ColumnElement[Any]) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:

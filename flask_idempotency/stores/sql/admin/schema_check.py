@@ -16,22 +16,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.store import MissingGrant
 from flask_idempotency.stores.sql import errors, migrations, mysql
+from flask_idempotency.stores.sql import schema as tables
 from flask_idempotency.stores.sql.admin import grants
 from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.engines import Joining
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
 from flask_idempotency.stores.sql.naming import look, named
-from flask_idempotency.stores.sql.schema import (
-    FENCES,
-    FENCES_DO_NOT_RISE,
-    RECORD_TABLES,
-    SchemaGaps,
-    cache_fault,
-    lacks,
-    meta,
-    metadata,
-)
 
 AnswerT = TypeVar("AnswerT")
 
@@ -67,9 +58,9 @@ def faults(connection: Connection) -> list[str]:
 
 def structural(connection: Connection) -> list[str]:
     """Return the faults of the tables, their rows and the role's privileges."""
-    lacking = errors.missing_privileges(connection)
+    lacking = grants.lacking(connection, dict.fromkeys(errors.TABLES, grants.ALL), tables.FENCES)
     # A role that may not read this table would get a bare refusal instead of a fault.
-    schema = _schema(connection) if "SELECT" not in lacking.get(meta.name, ()) else ()
+    schema = _schema(connection) if "SELECT" not in lacking.get(tables.meta.name, ()) else ()
     rights = "; ".join(f"{', '.join(found)} on {name}" for name, found in lacking.items())
     return [*([f"{errors.REMEDY[0].upper()}{errors.REMEDY[1:]}. It lacks {rights}."] if rights else []), *schema]
 
@@ -79,8 +70,8 @@ def advice(connection: Connection) -> list[str]:
     # The version last: a role that may not read it has been told of that as a fault.
     if migrations.lacks_sequence(connection) and version(connection):
         return [
-            f"The sequence {FENCES} is not in this database. The first claim makes it, and is refused if its role may not "
-            f"create tables. {_UPGRADE}."
+            f"The sequence {tables.FENCES} is not in this database. The first claim makes it, and is refused if its role may "
+            f"not create tables. {_UPGRADE}."
         ]
     if connection.dialect.name == "postgresql":
         isolation = connection.scalar(_ISOLATION)
@@ -93,7 +84,7 @@ def advice(connection: Connection) -> list[str]:
 
 
 def _schema(connection: Connection) -> Iterator[str]:
-    missing, reached = lacks(connection), version(connection)
+    missing, reached = tables.lacks(connection), version(connection)
     if reached > LATEST:
         yield (
             f"The idempotency tables are at version {reached}, which is newer than this release knows ({LATEST}). "
@@ -101,7 +92,7 @@ def _schema(connection: Connection) -> Iterator[str]:
         )
     elif missing.tables:
         remedy = f"{_UPGRADE}; {_ALEMBIC} instead."
-        if len(missing.tables) == len(RECORD_TABLES):
+        if len(missing.tables) == len(tables.RECORD_TABLES):
             # An application may call it after the extension has looked at the database.
             yield f"The idempotency tables are not in this database. {remedy} {_CREATE_ALL}"
         elif len(missing.tables) > 1:
@@ -114,13 +105,13 @@ def _schema(connection: Connection) -> Iterator[str]:
         )
     else:
         yield from _parts(missing)
-        if fault := cache_fault(connection, FENCES, FENCES_DO_NOT_RISE):
+        if fault := tables.cache_fault(connection, tables.FENCES, tables.FENCES_DO_NOT_RISE):
             yield fault
         # The first claim sets the sequence and adds the number, if its role may.
-        if missing.seed and not errors.may_set_sequence(connection):
+        if missing.seed and not grants.may_set_sequence(connection):
             yield (
                 "The fences of this database count from one: an old worker could pass for a newer one. "
-                f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {FENCES} to the role that the "
+                f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {tables.FENCES} to the role that the "
                 "application connects as: then its first claim sets it to the clock."
             )
         if missing.store and connection.scalar(named(connection, _NUMBER_IN_USE)):
@@ -131,7 +122,7 @@ def _schema(connection: Connection) -> Iterator[str]:
             )
 
 
-def _parts(missing: SchemaGaps) -> Iterator[str]:
+def _parts(missing: tables.SchemaGaps) -> Iterator[str]:
     for column in missing.columns:
         # A new column would not restore the lost values.
         yield (
@@ -232,7 +223,7 @@ class SqlSchema:
             if self._joining is not None and self._joining.here():
                 return self._joining.run(work)
             with self._database.engine.connect() as connection:
-                return work(look(connection, list(metadata.tables)))
+                return work(look(connection, list(tables.metadata.tables)))
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

@@ -29,15 +29,8 @@ from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.sql.transactional import listeners
 from flask_idempotency.stores.sql.transactional.joining import Joining
-from flask_idempotency.stores.sql.transactional.listeners import (
-    has_written,
-    hears_statements,
-    is_locking,
-    is_reading,
-    listen,
-    role_of,
-)
 
 SHORTEST_SECONDS: Final = 0.001
 """Lease of a renewal that only waits for a lock. It does not shorten the lease."""
@@ -69,7 +62,7 @@ class SessionRecords:
     def listen(self) -> tuple[Any, Callable[[Session], None]]:
         """Listen to the sessions of this context. Return their factory, and our `before_commit` listener of it."""
         factory = self._sessions().session_factory
-        return factory, listen(factory, self._store.database.base)
+        return factory, listeners.listen(factory, self._store.database.base)
 
     def session(self) -> Session:
         """Return the session that views of this context write with."""
@@ -98,9 +91,9 @@ class SessionRecords:
         if self._joining.shares(session):
             return None
         if connection.dialect.name == SQLITE:
-            if not is_reading(connection):
+            if not listeners.is_reading(connection):
                 return None
-            if has_written(connection) or is_unsaved(session):
+            if listeners.has_written(connection) or is_unsaved(session):
                 return "on SQLite the claim cannot be written beside it"
             if session.in_nested_transaction():
                 return "on SQLite it cannot write any more once the claim is written"
@@ -128,7 +121,7 @@ class SessionRecords:
         for connection in () if session is None else begun_by(session):
             if connection.invalidated or connection.in_nested_transaction() or not self.is_base(connection.engine):
                 continue
-            if is_reading(connection) and not is_locking(connection):
+            if listeners.is_reading(connection) and not listeners.is_locking(connection):
                 driver: Any = connection.connection.dbapi_connection
                 driver.rollback()
                 if not driver.in_transaction:
@@ -274,7 +267,7 @@ class SessionRecords:
     def role(self, session: Session) -> str | None:
         """Return the role that the application has set in this transaction, as far as the listeners know."""
         held = (each for each in begun_by(session) if not each.invalidated and self.is_base(each.engine))
-        return next(map(role_of, held), None)
+        return next(map(listeners.role_of, held), None)
 
     def remedy(self, role: str | None, error: BaseException) -> str:
         """Return what to grant if the role of a transaction may not use our tables, else nothing."""
@@ -302,7 +295,7 @@ class SessionRecords:
     def has_written(self, connection: Connection) -> bool:
         """Return True if the transaction has written. A commit after reads only needs no mark."""
         if connection.dialect.name != POSTGRESQL or self._joining.has(connection.engine):
-            return has_written(connection)
+            return listeners.has_written(connection)
         with without_logging(connection):
             written: bool = self._named(connection).execute(self._made(statements.has_written)).scalar_one()
         return written
@@ -400,7 +393,7 @@ def is_plain(connection: Connection) -> bool:
         and not connection.in_nested_transaction()
         and not connection.invalidated
         and connection.get_execution_options().keys() <= _PLAIN_OPTIONS
-        and not hears_statements(connection)
+        and not listeners.hears_statements(connection)
     )
 
 

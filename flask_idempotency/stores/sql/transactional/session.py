@@ -25,14 +25,8 @@ from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, is_opened_here
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.sql.transactional import listeners
 from flask_idempotency.stores.sql.transactional.joining import Joining
-from flask_idempotency.stores.sql.transactional.listeners import (
-    is_locking,
-    join_here,
-    joined_here,
-    listener_of,
-    watch,
-)
 from flask_idempotency.stores.sql.transactional.records import SessionRecords, begun_by, is_unsaved
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, undo
@@ -85,7 +79,7 @@ class SessionTransactions(SessionRecords):
         else:
             self._joining.bind_of(session)
         transaction = SessionTransaction(self, tuple(keys), token, operation=operation, early=on_early_commit)
-        join_here(transaction)
+        listeners.join_here(transaction)
         return transaction
 
     def join_step(
@@ -124,7 +118,7 @@ class SessionTransactions(SessionRecords):
         )
         if self._store.database.dialect.name == SQLITE:
             self._store.journals.locked.update(key.rid for key in keys)
-        join_here(step)
+        listeners.join_here(step)
         return step
 
     def before_journal(self) -> None:
@@ -133,7 +127,7 @@ class SessionTransactions(SessionRecords):
         Raise `ConfigurationError` if that session holds SQLite's one write lock.
         """
         session = self._begun_on_sqlite()
-        if session is not None and is_locking(self.connection(session)):
+        if session is not None and listeners.is_locking(self.connection(session)):
             raise ConfigurationError(
                 "a step begins while db.session has written, or has begun with BEGIN IMMEDIATE, and on SQLite its journal "
                 "cannot be written beside that. Commit before the step: db.session.commit()."
@@ -147,12 +141,12 @@ class SessionTransactions(SessionRecords):
         if not sessions.registry.has():
             return
         session: Session = sessions()
-        ours = listener_of(sessions.session_factory)
+        ours = listeners.listener_of(sessions.session_factory)
         if any(each is not ours for each in session.dispatch.before_commit) or not all(
             each.invalidated or is_opened_here(each) for each in begun_by(session)
         ):
             return
-        if isinstance(joined := joined_here(), SessionTransaction):
+        if isinstance(joined := listeners.joined_here(), SessionTransaction):
             joined.look_at_commits()
         try:
             session.flush()
@@ -168,7 +162,7 @@ class SessionTransactions(SessionRecords):
 
     def _unjoined(self) -> Session:
         """Return the session of this context, which no transactional view may have joined."""
-        session, outer = self.session(), joined_here()
+        session, outer = self.session(), listeners.joined_here()
         if isinstance(outer, SessionTransaction) and not outer.over and outer.session is session:
             raise ConfigurationError(
                 "a transactional view called another one on the same session, so each would commit or roll back the rows of "
@@ -201,7 +195,7 @@ class TransactionalSqlStore(SqlStore):
         self._joined: set[bytes] = set()
         """The tokens of claims on the connection of a test. No other thread may use it, so their leases are not renewed."""
         # Before the first transaction that is to be judged.
-        database.when_open(watch)
+        database.when_open(listeners.watch)
         self.transactions: SessionTransactions = SessionTransactions(sessions, self, binds, self.joining)
         # After the callback of `Database`, which replaces the pools.
         after_fork(self.transactions.after_fork)

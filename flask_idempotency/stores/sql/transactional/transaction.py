@@ -26,13 +26,7 @@ from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
-from flask_idempotency.stores.sql.transactional.listeners import (
-    SAVEPOINT,
-    JoinedSession,
-    join_here,
-    joined_here,
-    levels_of,
-)
+from flask_idempotency.stores.sql.transactional import listeners
 from flask_idempotency.stores.sql.transactional.records import SessionRecords, is_unsaved, refuse_autocommit
 
 _log = logging.getLogger("flask_idempotency")
@@ -78,7 +72,7 @@ class SessionTransaction:
         """Whether that commit may be several, one for each database."""
         self._connections: WeakSet[Connection] = WeakSet()
         self._pools: set[int] = set()
-        self._outer: JoinedSession | None = joined_here()
+        self._outer: listeners.JoinedSession | None = listeners.joined_here()
 
     @property
     def committed_early(self) -> bool:
@@ -182,7 +176,7 @@ class SessionTransaction:
 
         # A view may leave a savepoint open. Then the listeners run for it first, and for the transaction last. A test suite may
         # begin another savepoint whenever one ends, so the session does not say which of them it is.
-        to_come = max(1, len(list(levels_of(session))))
+        to_come = max(1, len(list(listeners.levels_of(session))))
 
         def before_commit(session: Session) -> None:
             nonlocal to_come
@@ -194,8 +188,8 @@ class SessionTransaction:
                 write_last()
                 self._going_out = True
 
-        listeners = session.dispatch.before_commit
-        if joined_here() is self and len(listeners) == 1 and self._listener in listeners:
+        heard = session.dispatch.before_commit
+        if listeners.joined_here() is self and len(heard) == 1 and self._listener in heard:
             # Ours is the last one, because there is no other. To add and remove one would cost more than a statement.
             self._before_last_commit = before_commit
         else:
@@ -236,8 +230,8 @@ class SessionTransaction:
 
     def leave(self) -> None:
         self.over = True
-        if joined_here() is self:
-            join_here(self._outer)
+        if listeners.joined_here() is self:
+            listeners.join_here(self._outer)
 
     def is_retryable(self, error: BaseException) -> bool:
         return is_retryable(error)
@@ -374,9 +368,9 @@ def _log_fault(error: Exception, outcome: str) -> None:
 
 def undo(session: Session) -> None:
     """Roll back. If that fails, close the connection, so that the server rolls back."""
-    savepoint: SessionSavepoint | None = session.info.pop(SAVEPOINT, None)
+    savepoint: SessionSavepoint | None = session.info.pop(listeners.SAVEPOINT, None)
     try:
-        if savepoint is not None and savepoint in levels_of(session):
+        if savepoint is not None and savepoint in listeners.levels_of(session):
             savepoint.rollback()
         else:
             session.rollback()
