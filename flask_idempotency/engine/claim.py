@@ -9,21 +9,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Final, Literal, final
 
+from flask_idempotency.engine import events
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, NotCommitted, NotStorable, StoreUnavailable
-from flask_idempotency.engine.events import (
-    ClaimRestored,
-    CommittedEarly,
-    Completed,
-    CompletionFailed,
-    CompletionRetrying,
-    LeaseExpired,
-    MaxRuntimeExceeded,
-    Observers,
-    Paused,
-    Quarantined,
-    Released,
-    RenewalFailed,
-)
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
 from flask_idempotency.engine.model import (
@@ -111,13 +98,13 @@ class SealedResponse:
             if missing.erased and payload is not None:
                 self._payloads[context.key.rid] = StoredPayload(b"", payload.status, payload.success, 0, ERASED)
 
-    def completed(self, label: str, operation: str) -> Completed:
+    def completed(self, label: str, operation: str) -> events.Completed:
         """Return the event of a stored response. `kept` is False if retries only learn that the request completed."""
         kept = self.response.kept
         for payload in self._payloads.values():
             kept = kept and payload.sealed_by != ERASED
         byte_size = len(self._payloads[self.contexts[0].key.rid].data)
-        return Completed(label, operation, status=self.response.status, kept=kept, byte_size=byte_size)
+        return events.Completed(label, operation, status=self.response.status, kept=kept, byte_size=byte_size)
 
 
 @valueclass(frozen=True, slots=True)
@@ -128,7 +115,7 @@ class Dependencies:
     codec: Codec
     renewer: LeaseRenewer
     waiters: Waiters
-    observers: Observers
+    observers: events.Observers
     transactions: Transactions | None = None
     """Present when the store keeps its records in the database of the application's own session."""
     data_loss: DataLossDetector | None = None
@@ -294,7 +281,7 @@ class Claim:
             keys,
             self._token,
             operation=self.operation,
-            on_early_commit=lambda: self._deps.observers(CommittedEarly(self.label, self.operation)),
+            on_early_commit=lambda: self._deps.observers(events.CommittedEarly(self.label, self.operation)),
         )
         self.transactional = True
 
@@ -430,20 +417,20 @@ class Claim:
         if self._ending:
             return None
         if now - self._requested_at > limit:
-            self._deps.observers(MaxRuntimeExceeded(self.label, self.operation))
+            self._deps.observers(events.MaxRuntimeExceeded(self.label, self.operation))
             return None
         try:
             self._renew()
         except LeaseLost:
             if not self._ending:
                 self._lost = True
-                self._deps.observers(LeaseExpired(self.label, self.operation))
+                self._deps.observers(events.LeaseExpired(self.label, self.operation))
             return None
         except StoreUnavailable as error:
-            self._deps.observers(RenewalFailed(self.label, self.operation, error=cause_of(error)))
+            self._deps.observers(events.RenewalFailed(self.label, self.operation, error=cause_of(error)))
             raise
         except Exception as error:  # noqa: BLE001 - after any error the next renewal must come before the lease expires
-            self._deps.observers(RenewalFailed(self.label, self.operation, error=cause_of(error)))
+            self._deps.observers(events.RenewalFailed(self.label, self.operation, error=cause_of(error)))
         return self._policy.lease / 3
 
     def _renew(self) -> None:
@@ -463,7 +450,7 @@ class Claim:
         age = self._deps.monotonic() - self._requested_at
         if not detector.restore_claim(request, grant, lease=self._policy.lease, age=age):
             return False
-        self._deps.observers(ClaimRestored(self.label, self.operation))
+        self._deps.observers(events.ClaimRestored(self.label, self.operation))
         return True
 
     def _end(self, ending: ClaimEnding) -> None:
@@ -487,7 +474,7 @@ class Claim:
     def _retry_later(self, ending: ClaimEnding, error: StoreUnavailable) -> None:
         self._pending, self._pending_since = ending, self._deps.monotonic()
         self._deps.repeats.add(self, after=RETRY_SECONDS)
-        self._deps.observers(CompletionRetrying(self.label, self.operation, error=cause_of(error)))
+        self._deps.observers(events.CompletionRetrying(self.label, self.operation, error=cause_of(error)))
 
     def _repeat(self, ending: ClaimEnding, *, last: bool) -> None:
         try:
@@ -501,9 +488,9 @@ class Claim:
                     with suppress(LeaseLost, StoreUnavailable):
                         self._renew()
                 raise
-            self._deps.observers(CompletionFailed(self.label, self.operation, error=cause_of(error)))
+            self._deps.observers(events.CompletionFailed(self.label, self.operation, error=cause_of(error)))
         except Exception as error:  # noqa: BLE001 - an unreadable record stays unreadable
-            self._deps.observers(CompletionFailed(self.label, self.operation, error=cause_of(error)))
+            self._deps.observers(events.CompletionFailed(self.label, self.operation, error=cause_of(error)))
         self._pending = None
         if self._repeated is not None:
             self._repeated.set()
@@ -525,7 +512,7 @@ class Claim:
                         raise
                     self._write_record(self.contexts[number], ending)
         except LeaseLost:
-            self._deps.observers(LeaseExpired(self.label, self.operation))
+            self._deps.observers(events.LeaseExpired(self.label, self.operation))
             raise
         finally:
             self._deps.waiters.notify(self.contexts[0].key)
@@ -535,14 +522,14 @@ class Claim:
             self.kept = event.kept
             self._deps.observers(event)
         elif ending.write == "release" and State.QUARANTINED in states:
-            self._deps.observers(Quarantined(self.label, self.operation, reason=IN_DOUBT))
+            self._deps.observers(events.Quarantined(self.label, self.operation, reason=IN_DOUBT))
         elif ending.write == "release" and State.PROCESSING in states:
             self.paused = True
-            self._deps.observers(Paused(self.label, self.operation, reason=ending.reason))
+            self._deps.observers(events.Paused(self.label, self.operation, reason=ending.reason))
         elif ending.write == "release":
-            self._deps.observers(Released(self.label, self.operation, reason=ending.reason))
+            self._deps.observers(events.Released(self.label, self.operation, reason=ending.reason))
         elif ending.write == "quarantine":
-            self._deps.observers(Quarantined(self.label, self.operation, reason=ending.reason))
+            self._deps.observers(events.Quarantined(self.label, self.operation, reason=ending.reason))
 
     def _write_record(self, context: SealContext, ending: ClaimEnding) -> State | None:
         """Write the end of the claim to one record. Return what a release has made of it: None if the key is free."""
@@ -590,10 +577,10 @@ class Claim:
                 transaction.settle(sealed.write_all, keep=keep, remember=remember, otherwise=self._undo)
         except LeaseLost:
             transaction.roll_back()
-            self._deps.observers(LeaseExpired(self.label, self.operation))
+            self._deps.observers(events.LeaseExpired(self.label, self.operation))
             raise
         except NotCommitted:
-            ended = Quarantined if self.past_point else Released
+            ended = events.Quarantined if self.past_point else events.Released
             self._deps.observers(ended(self.label, self.operation, reason=NOT_COMMITTED))
             raise
         except StoreUnavailable as error:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never, final
 
+from flask_idempotency.engine import events
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -18,21 +19,6 @@ from flask_idempotency.engine.errors import (
     RingMismatch,
     StoreDataLoss,
     StoreUnavailable,
-)
-from flask_idempotency.engine.events import (
-    ClaimGranted,
-    ConflictRefused,
-    DataLossDetected,
-    ErasedRefused,
-    ExpiredRefused,
-    KeyVoided,
-    MismatchRefused,
-    QuotaRefused,
-    RecordCorrupt,
-    RefusedAfterDataLoss,
-    StoreFailed,
-    UnknownRefused,
-    VoidedRefused,
 )
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
@@ -148,7 +134,7 @@ class Engine:
         if policy.in_flight == "wait":
             outcome, waited = self._wait(requests, policy, quota, outcome, refused)
         if isinstance(outcome, InFlight):
-            self._deps.observers(ConflictRefused(request.key.label, request.info.operation, waited=waited))
+            self._deps.observers(events.ConflictRefused(request.key.label, request.info.operation, waited=waited))
         return outcome
 
     def successor(self, claim: Claim) -> Outcome:
@@ -268,7 +254,7 @@ class Engine:
             if isinstance(hindrance, OverQuota):
                 return hindrance
             if hindrance is None:
-                deps.observers(KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
+                deps.observers(events.KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
                 return self._status(asked, newest.key_timestamp)
             found = hindrance
         raise StoreUnavailable("other requests kept using this key while it was voided")
@@ -326,7 +312,7 @@ class Engine:
 
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
         """Quarantine the record of a response that an entry point found impossible to send, and publish that."""
-        self._deps.observers(RecordCorrupt(label, replay.record.info.operation))
+        self._deps.observers(events.RecordCorrupt(label, replay.record.info.operation))
         self._mark_corrupt(replay.key, replay.record)
 
     def _status(self, keys: Sequence[tuple[StorageKey, Callers | None]], key_timestamp: float | None) -> KeyStatus:
@@ -436,7 +422,7 @@ class Engine:
                 claim.quarantine(held)
             return Unknown(held), newest
         try:
-            deps.observers(ClaimGranted(claim.label, claim.operation, fence=claim.fence, attempt=claim.attempt))
+            deps.observers(events.ClaimGranted(claim.label, claim.operation, fence=claim.fence, attempt=claim.attempt))
             if policy.effects == "transactional" and self.transactions is not None:
                 claim.join(self.transactions)
         except BaseException:
@@ -450,7 +436,7 @@ class Engine:
         try:
             return claim.begin_steps(policy.step_rules)
         except CorruptRecord:
-            self._deps.observers(RecordCorrupt(claim.label, claim.operation))
+            self._deps.observers(events.RecordCorrupt(claim.label, claim.operation))
             claim.quarantine(CORRUPT)
             raise
         except StoreUnavailable as error:
@@ -463,11 +449,11 @@ class Engine:
 
     def _publish_refusal(self, error: CorruptRecord | StoreDataLoss, label: str, operation: str) -> None:
         if isinstance(error, CorruptRecord):
-            self._deps.observers(RecordCorrupt(label, operation))
+            self._deps.observers(events.RecordCorrupt(label, operation))
             return
         if error.noticed:
-            self._deps.observers(DataLossDetected(label, operation, loss=error.loss))
-        self._deps.observers(RefusedAfterDataLoss(label, operation, loss=error.loss))
+            self._deps.observers(events.DataLossDetected(label, operation, loss=error.loss))
+        self._deps.observers(events.RefusedAfterDataLoss(label, operation, loss=error.loss))
 
     def _refuse(
         self,
@@ -482,20 +468,20 @@ class Engine:
                 return self._replay(outcome, request.key, label)
             case OtherCaller(first_seen):
                 # A caller without a name, and what others had before they had one: there the key is in use.
-                self._deps.observers(MismatchRefused(label, operation))
+                self._deps.observers(events.MismatchRefused(label, operation))
                 return Mismatched(first_seen)
             case Expired():
-                self._deps.observers(ExpiredRefused(label, operation))
+                self._deps.observers(events.ExpiredRefused(label, operation))
             case Mismatched():
-                self._deps.observers(MismatchRefused(label, operation))
+                self._deps.observers(events.MismatchRefused(label, operation))
             case Unknown(reason):
                 if reason == CORRUPT:
                     raise CorruptRecord("the record was quarantined when it could not be read")
-                self._deps.observers(UnknownRefused(label, operation, reason=reason))
+                self._deps.observers(events.UnknownRefused(label, operation, reason=reason))
             case Voided():
-                self._deps.observers(VoidedRefused(label, operation))
+                self._deps.observers(events.VoidedRefused(label, operation))
             case OverQuota(limit):
-                self._deps.observers(QuotaRefused(label, operation, limit=limit))
+                self._deps.observers(events.QuotaRefused(label, operation, limit=limit))
             case InFlight():
                 pass  # published when the request has waited
             case unexpected:
@@ -525,7 +511,7 @@ class Engine:
                     differs = fresh is not None and same and fresh.payload != record.payload
                     mismatch = isinstance(error, RingMismatch)
                     if not (mismatch or (same and _sealed_again(record, fresh))):
-                        self._deps.observers(RecordCorrupt(label, record.info.operation))
+                        self._deps.observers(events.RecordCorrupt(label, record.info.operation))
                     if fresh is not None and same and fresh.erased:
                         break
                     if differs or not mismatch:
@@ -537,7 +523,7 @@ class Engine:
         except StoreUnavailable as error:
             # An application that may go on without a store must learn that this was done before.
             raise ResponseUnavailable(str(error)) from error
-        self._deps.observers(ErasedRefused(label, record.info.operation))
+        self._deps.observers(events.ErasedRefused(label, record.info.operation))
         return Erased()
 
     def _mark_corrupt(self, key: StorageKey, record: Record) -> None:
@@ -584,7 +570,7 @@ class Engine:
                     lost = True
                 except StoreUnavailable as error:
                     if not failed:
-                        event = StoreFailed(
+                        event = events.StoreFailed(
                             newest.key.label,
                             newest.info.operation,
                             error=cause_of(error),

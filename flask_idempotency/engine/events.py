@@ -15,59 +15,6 @@ from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
 from flask_idempotency.engine.activity import UNREMARKABLE
 from flask_idempotency.engine.values import valueclass
 
-__all__ = [
-    "ClaimGranted",
-    "ClaimRestored",
-    "CommittedEarly",
-    "Completed",
-    "CompletionFailed",
-    "CompletionRetrying",
-    "ConflictRefused",
-    "DataLossAcknowledged",
-    "DataLossDetected",
-    "ErasedRefused",
-    "Event",
-    "ExpiredRefused",
-    "FinishGaveUp",
-    "FinishTried",
-    "JanitorMissing",
-    "KeyVoided",
-    "LeaseExpired",
-    "MaxRuntimeExceeded",
-    "MessageDead",
-    "MessageSettled",
-    "MessagesRelayed",
-    "MismatchRefused",
-    "Observation",
-    "Paused",
-    "Quarantined",
-    "QuotaRefused",
-    "QuotaSet",
-    "Reaped",
-    "RecordCorrupt",
-    "RefusedAfterDataLoss",
-    "Released",
-    "RenewalFailed",
-    "ReplayForbidden",
-    "ReplayServed",
-    "Resolved",
-    "ResolverAsked",
-    "ResponsesSealed",
-    "StepDoubtful",
-    "StepFailed",
-    "StepFinished",
-    "StepRecalled",
-    "StepResultNotKept",
-    "StepSettled",
-    "StepsChangedHeld",
-    "StoreFailed",
-    "StoreInitialised",
-    "TaskRun",
-    "TenantErased",
-    "UnknownRefused",
-    "VoidedRefused",
-]
-
 _log = logging.getLogger("flask_idempotency")
 
 
@@ -91,6 +38,7 @@ class Event:
 
 
 EventT = TypeVar("EventT", bound=Event)
+_kinds: list[type[Event]] = []
 
 
 @dataclass_transform(frozen_default=True)
@@ -100,6 +48,7 @@ def _event(sentence: str, *levels: int, name: str = "") -> Callable[[type[EventT
     def made(cls: type[EventT]) -> type[EventT]:
         kind = valueclass(frozen=True, slots=True)(cls)
         kind.SENTENCE, kind.LEVELS, kind.NAME = sentence, levels or Event.LEVELS, name
+        _kinds.append(kind)
         return kind
 
     return made
@@ -232,59 +181,52 @@ class Paused(Event):
     reason: str
 
 
+@valueclass(frozen=True, slots=True)
+class _StepEvent(Event):
+    """An event of one step. `item` is a keyed hash, empty if there is none."""
+
+    step: str
+    effects: str
+    item: str
+
+
 @_event("A step has finished.", DEBUG)
-class StepFinished(Event):
+class StepFinished(_StepEvent):
     """A step has finished, and the store has its result. `item` is a keyed hash, empty if there is none.
 
     `seconds` is how long its function ran, and `byte_size` the size of its result.
     """
 
-    step: str
-    effects: str
-    item: str
     seconds: float
     byte_size: int
 
 
 @_event("A retry passed a finished step.", DEBUG)
-class StepRecalled(Event):
+class StepRecalled(_StepEvent):
     """A retry passed a step that had finished before. Its function did not run."""
-
-    step: str
-    effects: str
-    item: str
 
 
 @_event("A step failed: it may run again.")
-class StepFailed(Event):
+class StepFailed(_StepEvent):
     """The function of a step raised, and the step may run again. `error` is the class name of the exception."""
 
-    step: str
-    effects: str
-    item: str
     error: str
 
 
 @_event("A step is in doubt: it is unknown whether it happened.", WARNING, name="step-in-doubt")
-class StepDoubtful(Event):
+class StepDoubtful(_StepEvent):
     """A plain step has begun, and it is unknown whether it happened. `error` is the class name of the exception."""
 
-    step: str
-    effects: str
-    item: str
     error: str
 
 
 @_event("The result of a step cannot be stored: the request cannot be resumed past it.", ERROR)
-class StepResultNotKept(Event):
+class StepResultNotKept(_StepEvent):
     """A step has finished and its result cannot be stored. The request goes on; it cannot be resumed past this step.
 
     `why` is `type`, `size` or `total-size`.
     """
 
-    step: str
-    effects: str
-    item: str
     why: str
 
 
@@ -590,10 +532,7 @@ Observer: TypeAlias = Callable[[Event], None]
 
 def kinds() -> tuple[type[Event], ...]:
     """Return every event class, in the order of this file."""
-    # By name: `slots=True` replaces a class, and the replaced one stays a subclass until it is collected.
-    return tuple(
-        kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
-    )
+    return tuple(_kinds)
 
 
 def name_of(kind: type[Event]) -> str:
@@ -622,3 +561,6 @@ class Observers:
                 observer(event)
             except Exception:  # noqa: BLE001 - whatever it is, the payment goes on
                 _log.exception("an observer failed on %s", type(event).__name__)
+
+
+__all__ = ["Event", *(kind.__name__ for kind in _kinds)]

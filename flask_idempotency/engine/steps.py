@@ -12,6 +12,7 @@ from hashlib import blake2b
 from threading import RLock
 from typing import Final
 
+from flask_idempotency.engine import events
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -24,18 +25,6 @@ from flask_idempotency.engine.errors import (
     StepInDoubt,
     StepsChanged,
     StoreUnavailable,
-)
-from flask_idempotency.engine.events import (
-    CommittedEarly,
-    CompletionRetrying,
-    Event,
-    Observers,
-    StepDoubtful,
-    StepFailed,
-    StepFinished,
-    StepRecalled,
-    StepResultNotKept,
-    StepsChangedHeld,
 )
 from flask_idempotency.engine.journal import (
     BESIDE,
@@ -124,7 +113,7 @@ class Steps:
         rules: StepRules,
         journals: Journals,
         codec: Codec,
-        observers: Observers,
+        observers: events.Observers,
         *,
         label: str,
         operation: str,
@@ -155,7 +144,7 @@ class Steps:
         self._lock = RLock()
         self._depth = 0
         """How often the thread that holds the lock has taken it."""
-        self._events: list[Event] = []
+        self._events: list[events.Event] = []
         """Events from while the lock was held. They are published when it is free."""
         self._asked: dict[str, set[bytes]] = {}
         """The items of each step that this attempt has asked for."""
@@ -275,7 +264,7 @@ class Steps:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock, and publish afterwards what happened: an observer may be slow, or wait for another step."""
-        events: list[Event] = []
+        due: list[events.Event] = []
         try:
             with self._lock:
                 self._depth += 1
@@ -284,9 +273,9 @@ class Steps:
                 finally:
                     self._depth -= 1
                     if not self._depth:
-                        events, self._events = self._events, []
+                        due, self._events = self._events, []
         finally:
-            for event in events:
+            for event in due:
                 self._observers(event)
 
     def enter(
@@ -351,7 +340,7 @@ class Steps:
             if entry is not None and entry.state is StepState.FINISHED:
                 self._ask(run)
                 run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
-                self._note_event(StepRecalled, run)
+                self._note_event(events.StepRecalled, run)
                 return True
         # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
         if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
@@ -407,7 +396,7 @@ class Steps:
                 lease=self._lease,
                 operation=self._operation,
                 early=lambda: self._early(run),
-                on_early_commit=lambda: self._observers(CommittedEarly(self._label, self._operation)),
+                on_early_commit=lambda: self._observers(events.CommittedEarly(self._label, self._operation)),
             )
         elif step.effects != "pure":
             # With a pure value, record that an effect may depend on it: a release without an effect would forget the value.
@@ -474,9 +463,9 @@ class Steps:
                     self._send()
                 except StoreUnavailable as error:
                     # The next write carries it, and no effect begins before one arrives.
-                    self._events.append(CompletionRetrying(self._label, self._operation, error=cause_of(error)))
+                    self._events.append(events.CompletionRetrying(self._label, self._operation, error=cause_of(error)))
                     return result is not None
-            self._note_event(StepFinished, run, took, 0 if result is None else len(result))
+            self._note_event(events.StepFinished, run, took, 0 if result is None else len(result))
             return result is not None
 
     def _commit(self, run: StepRun, transaction: StepTransaction) -> None:
@@ -527,13 +516,13 @@ class Steps:
                 run.early = run.early or run.transaction.committed_early
                 run.transaction.leave()
             if run.early or (step.effects == "plain" and not nothing):
-                self._note_event(StepDoubtful, run, name)
+                self._note_event(events.StepDoubtful, run, name)
             else:
                 if nothing:
                     self._asked[step.recorded_as].discard(run.item)
                 if nothing or step.effects == "transactional":
                     self._withdraw(run)
-                self._note_event(StepFailed, run, name)
+                self._note_event(events.StepFailed, run, name)
 
     def _end(self, run: StepRun) -> None:
         if run.ended:
@@ -685,9 +674,9 @@ class Steps:
     def _poison(self, step: str, why: str) -> None:
         if not self.poisoned:
             self.poisoned = STEPS_CHANGED
-            self._events.append(StepsChangedHeld(self._label, self._operation, step, why))
+            self._events.append(events.StepsChangedHeld(self._label, self._operation, step, why))
 
-    def _note_event(self, kind: Callable[..., Event], run: StepRun, *facts: object) -> None:
+    def _note_event(self, kind: Callable[..., events.Event], run: StepRun, *facts: object) -> None:
         step = run.step
         self._events.append(kind(self._label, self._operation, step.name, step.effects, run.item_label, *facts))
 
@@ -697,7 +686,7 @@ class Steps:
 
     def _not_kept(self, run: StepRun, why: str) -> None:
         with self._locked():
-            self._note_event(StepResultNotKept, run, why)
+            self._note_event(events.StepResultNotKept, run, why)
 
 
 class StepRun:
