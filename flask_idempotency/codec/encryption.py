@@ -12,7 +12,7 @@ associated data binds a response to its place and to the facts that the store ke
 tenant of one store, for the worker that completed it, for the same request, with this status, success and size. Names and
 times in the record are not bound.
 
-The steps of a journal are sealed in the same format around format 3: see `_step_cipher`.
+The steps of a journal are sealed in the same format around format 3: see `_bound`.
 
 An attacker who can write to the store can still put back an older version of a whole record and its key.
 """
@@ -25,8 +25,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from struct import Struct
+from functools import cache
 from typing import Final, TypeAlias, TypeVar
 
 from cryptography.exceptions import InvalidTag
@@ -46,8 +47,8 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import KeyedDigest, StorageKey, data_key_context, encode, keyed_digest
-from flask_idempotency.engine.model import ERASED, SealContext, SealedBy, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.keys import KeyedDigest, StorageKey, data_key_context, encode, keyed_digest, optional
+from flask_idempotency.engine.model import ERASED, SealContext, SealedBy, StoredPayload, StoredResponse
 from flask_idempotency.engine.outbox import Message, StoredMessage, Undeliverable
 from flask_idempotency.engine.store import StepContext
 
@@ -74,16 +75,12 @@ class UnwrappedKey:
     """The stored form. Two keys with one number are the same key if this is equal."""
     digest: KeyedDigest = field(init=False, repr=False, compare=False)
     """HMAC-SHA-256 under this key, from which the key of each record comes."""
-
-    first_parts: bytes = field(init=False, repr=False, compare=False)
-    """How the associated data of every response under this key begins: the number of its parts, then three."""
-    name_parts: bytes = field(init=False, repr=False, compare=False)
+    name: tuple[bytes, bytes] = field(init=False, repr=False, compare=False)
+    """Its `kid` and number, as associated data has them."""
 
     def __post_init__(self) -> None:
-        first = (14).to_bytes(2, "big") + _parts(_RESPONSE, _HEAD, self.store)
         object.__setattr__(self, "digest", keyed_digest(self.key))
-        object.__setattr__(self, "first_parts", first)
-        object.__setattr__(self, "name_parts", _parts(self.kid.encode(), b"%d" % self.number))
+        object.__setattr__(self, "name", (self.kid.encode(), b"%d" % self.number))
 
 
 class DataKeyCache:
@@ -144,11 +141,6 @@ _SEALING: Final = None
 """The cache name of the key that seals. It is no number, so no response can name it."""
 
 
-def _any_step() -> int:
-    # Not always 1: after a data loss, a process may still cache a key under the number that it had.
-    return 1 + secrets.randbelow(MAX_STEP)
-
-
 class DataKeyring:
     """The data keys of tenants: found by number, made if there is none, unwrapped and remembered for a short while.
 
@@ -165,7 +157,8 @@ class DataKeyring:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         randomness: Callable[[int], bytes] = os.urandom,
-        step: Callable[[], int] = _any_step,
+        # Not always 1: after a data loss, a process may still cache a key under the number that it had.
+        step: Callable[[], int] = lambda: 1 + secrets.randbelow(MAX_STEP),
         limit: int = CACHE_KEYS,
     ) -> None:
         self._provider = provider
@@ -210,8 +203,6 @@ class DataKeyring:
             if (cached := self._cached(tid, within=FINISHING_SECONDS)) is None:
                 raise
             return cached
-        except CorruptRecord as error:
-            raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
 
     def still_opening(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
         """Return the data key of this name if the store has it now. Raises `CorruptRecord` if it does not."""
@@ -231,10 +222,7 @@ class DataKeyring:
 
     def _load_sealing_key(self, tid: bytes) -> UnwrappedKey:
         since, kid = self._cache.now(), self._newest()
-        try:
-            key = self._find_or_make(tid, kid, self._data_keys)
-        except CorruptRecord as error:
-            raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
+        key = self._find_or_make(tid, kid, self._data_keys)
         for number in (_SEALING, key.number):
             self._cache.put((tid, number), key, since=since)
         return key
@@ -242,16 +230,19 @@ class DataKeyring:
     def _find_or_make(self, tid: bytes, kid: str, data_keys: DataKeys, *, remembered: float = 0.0) -> UnwrappedKey:
         if not KID.fullmatch(kid):
             raise ConfigurationError(f"The key provider's newest key has the id {kid!r}; it must match {KID.pattern}.")
-        for _ in range(TRIES):
-            tenant = data_keys.read_keys(tid)
-            usable = [key for key in tenant.keys if key.kid == kid and key.closed_for is None]
-            newest = max(usable, key=lambda key: key.number, default=None)
-            if newest is not None:
-                return self._unwrapped(tid, newest, tenant, remembered=remembered)
-            made = self._make(tid, kid, tenant)
-            new = DataKey(made.number, kid, made.wrapped)
-            if data_keys.add(tid, new, store=tenant.store, after=tenant.last):
-                return made
+        try:
+            for _ in range(TRIES):
+                tenant = data_keys.read_keys(tid)
+                usable = [key for key in tenant.keys if key.kid == kid and key.closed_for is None]
+                newest = max(usable, key=lambda key: key.number, default=None)
+                if newest is not None:
+                    return self._unwrapped(tid, newest, tenant, remembered=remembered)
+                made = self._make(tid, kid, tenant)
+                new = DataKey(made.number, kid, made.wrapped)
+                if data_keys.add(tid, new, store=tenant.store, after=tenant.last):
+                    return made
+        except CorruptRecord as error:
+            raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
         raise KeyProviderUnavailable(
             f"other processes have added data keys for this tenant {TRIES} times in a row: send the request again"
         )
@@ -330,19 +321,6 @@ AES_256_GCM: Final = 1
 
 _HEAD: Final = bytes((VERSION << 4 | AES_256_GCM,))
 _SHORTEST: Final = len(_HEAD) + NONCE_BYTES + 16
-_RESPONSE: Final = b"flask_idempotency/answer/2"
-_LENGTH: Final = Struct(">I").pack
-
-
-def _parts(*parts: bytes) -> bytes:
-    """Return these parts as `encode` writes them, without their number."""
-    return encode(*parts)[2:]
-
-
-_RECORD_KEY: Final = (4).to_bytes(2, "big") + _parts(b"flask_idempotency/record-key/1")
-"""The number of parts, and the first."""
-_STATE: Final = _parts(State.COMPLETED.value.encode())
-_SUCCESS, _FAILURE = _parts(b"\1"), _parts(b"\0")
 
 
 class EncryptedCodec:
@@ -375,14 +353,7 @@ class EncryptedCodec:
             self._data_keys.prepare(key.tid)
 
     def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
-        plain = self._envelope.seal(result, binding)
-        if not self._sealing:
-            return plain
-        key = self._data_keys.for_sealing(binding.key.tid)
-        nonce = self._randomness(NONCE_BYTES)
-        cipher, bound = _cipher(key, binding, plain)
-        data = b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain.data, bound))
-        return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
+        return self._sealed(self._envelope.seal(result, binding), binding)
 
     def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is None:
@@ -397,7 +368,7 @@ class EncryptedCodec:
             raise CorruptRecord("the encrypted response is cut short")
         if head != _HEAD:
             raise CorruptRecord(f"encrypted format {head[0] >> 4}, algorithm {head[0] & 15} is unknown to this release")
-        return self._envelope.unwrap(self._decrypted(payload, payload.sealed_by, binding), stated=payload)
+        return self._envelope.unwrap(self._opened(payload, payload.sealed_by, binding), stated=payload)
 
     def forget(self, key: StorageKey) -> None:
         self._data_keys.forget(key.tid)
@@ -410,22 +381,22 @@ class EncryptedCodec:
             return message.body, None
         # Not from memory: another process may have erased the tenant, and the body could not be opened.
         key = self._data_keys.still_sealing(tid, within=within)
-        nonce = self._randomness(NONCE_BYTES)
-        plain = message.body if namespace is None else _message_parts(namespace, message)
-        cipher, bound = _body_cipher(key, tid, message, former=namespace is None)
-        return b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain, bound)), SealedBy(key.kid, key.number)
+        plain = message.body
+        if namespace is not None:
+            headers = json.dumps(dict(message.headers), separators=(",", ":")).encode()
+            name = namespace.encode("utf-8", "surrogatepass")
+            plain = encode(name, optional(message.tenant), optional(message.key), headers, message.body)
+        bound = _body_bound(key, tid, message, former=namespace is None)
+        return self._encrypted(plain, bound), SealedBy(key.kid, key.number)
 
     def opener(self, namespaces: Collection[str]) -> Callable[[StoredMessage], Message]:
         """Implements `engine.outbox.SealsBodies`."""
-        found: dict[tuple[bytes, SealedBy], UnwrappedKey | None] = {}
 
+        @cache
         def key_of(tid: bytes, by: SealedBy) -> UnwrappedKey | None:
-            if (tid, by) not in found:
-                try:
-                    found[tid, by] = self._data_keys.still_opening(tid, by)
-                except CorruptRecord:
-                    found[tid, by] = None
-            return found[tid, by]
+            with suppress(CorruptRecord):
+                return self._data_keys.still_opening(tid, by)
+            return None
 
         return lambda stored: self._open_body(stored, key_of, namespaces)
 
@@ -449,9 +420,8 @@ class EncryptedCodec:
             raise Undeliverable("the body cannot be opened: its data key was erased with the tenant, or is lost")
         if message.body[:1] != _HEAD or len(message.body) < _SHORTEST:
             raise Undeliverable("the body is damaged, or another release sealed it")
-        cipher, bound = _body_cipher(key, tid, message, former=stored.former)
         try:
-            plain = cipher.decrypt(message.body[1 : 1 + NONCE_BYTES], message.body[1 + NONCE_BYTES :], bound)
+            plain = _decrypted(message.body, _body_bound(key, tid, message, former=stored.former))
         except InvalidTag:
             raise Undeliverable("the body was not sealed for this message, or has been changed") from None
         if stored.former:
@@ -461,18 +431,27 @@ class EncryptedCodec:
             raise Undeliverable("the message belongs to another namespace: another program has moved it")
         return opened
 
-    def _decrypted(self, payload: StoredPayload, by: SealedBy, binding: SealContext | StepContext) -> bytes:
+    def _sealed(self, plain: StoredPayload, binding: SealContext | StepContext) -> StoredPayload:
+        if not self._sealing:
+            return plain
+        key = self._data_keys.for_sealing(binding.key.tid)
+        data = self._encrypted(plain.data, _bound(key, binding, plain))
+        return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
+
+    def _encrypted(self, plain: bytes, bound: _Bound) -> bytes:
+        nonce, (cipher, associated) = self._randomness(NONCE_BYTES), bound
+        return b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain, associated))
+
+    def _opened(self, payload: StoredPayload, by: SealedBy, binding: SealContext | StepContext) -> bytes:
         key = self._data_keys.for_opening(binding.key.tid, by)
         try:
-            return _decrypted(payload, key, binding)
+            return _decrypted(payload.data, _bound(key, binding, payload))
         except InvalidTag:
             fresh = self._data_keys.for_opening(binding.key.tid, by, afresh=True)
         # After a data loss, this number may belong to another key. Never try another number.
         if fresh != key:
-            try:
-                return _decrypted(payload, fresh, binding)
-            except InvalidTag:
-                pass
+            with suppress(InvalidTag):
+                return _decrypted(payload.data, _bound(fresh, binding, payload))
         what = "step" if isinstance(binding, StepContext) else "response"
         raise CorruptRecord(f"the {what} was not sealed for this record, or has been changed")
 
@@ -484,15 +463,7 @@ class EncryptedSteps:
         self._codec = codec
 
     def seal(self, item: bytes, result: bytes | None, context: StepContext) -> StoredPayload:
-        codec = self._codec
-        plain = codec._envelope.steps.seal(item, result, context)
-        if not codec._sealing:
-            return plain
-        key = codec._data_keys.for_sealing(context.key.tid)
-        nonce = codec._randomness(NONCE_BYTES)
-        cipher, bound = _step_cipher(key, context)
-        data = b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain.data, bound))
-        return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
+        return self._codec._sealed(self._codec._envelope.steps.seal(item, result, context), context)
 
     def open(self, payload: StoredPayload, context: StepContext) -> tuple[bytes, bytes | None]:
         codec = self._codec
@@ -507,33 +478,53 @@ class EncryptedSteps:
             return codec._envelope.steps.open(payload, context)
         if payload.data[:1] != _HEAD or len(payload.data) < _SHORTEST:
             raise CorruptRecord("the encrypted step is cut short, or its format is unknown to this release")
-        return codec._envelope.steps.unwrap(codec._decrypted(payload, payload.sealed_by, context))
+        return codec._envelope.steps.unwrap(codec._opened(payload, payload.sealed_by, context))
 
 
-_FORMER_BODY: Final = b"flask_idempotency/outbox-body/1"
-_BODY: Final = b"flask_idempotency/outbox-body/2"
-_BODY_KEY: Final = b"flask_idempotency/outbox-key/1"
+_Bound: TypeAlias = tuple[AESGCM, bytes]
+"""The cipher of one place, and the associated data, which must be equal when it is opened. Their parts belong to the format."""
 
 
-def _body_cipher(key: UnwrappedKey, tid: bytes, message: Message, *, former: bool) -> tuple[AESGCM, bytes]:
-    """Return the cipher of this message, and the associated data: a body opens only in its own row.
+def _cipher(key: UnwrappedKey, *name: bytes) -> AESGCM:
+    # HKDF-Expand of as many bytes as the hash has: one block, which has the number 1 (RFC 5869, section 2.3).
+    return AESGCM(key.digest(encode(*name) + b"\1"))
+
+
+def _bound(key: UnwrappedKey, binding: SealContext | StepContext, clear: StoredPayload) -> _Bound:
+    """Bind a response or a step: it opens in its own place and state only.
+
+    A pause and a resume give a record other tokens, so the token is no part of a step's place.
+    """
+    rid, fence, tid = binding.key.rid, b"%d" % binding.fence, binding.key.tid
+    if isinstance(binding, StepContext):
+        kind = binding.effects.encode(), binding.state.encode()
+        place = rid, binding.step, fence, *kind, binding.digest, binding.fingerprint
+        cipher = _cipher(key, b"flask_idempotency/step-key/1", rid, binding.step, fence)
+        return cipher, encode(b"flask_idempotency/step/1", _HEAD, key.store, tid, *place, *key.name)
+    claim = rid, fence, binding.token
+    cipher = _cipher(key, b"flask_idempotency/record-key/1", *claim)
+    facts = b"%d" % clear.status, b"\1" if clear.success else b"\0", b"%d" % clear.byte_size
+    parts = tid, *claim, b"completed", binding.fingerprint, *key.name, *facts
+    return cipher, encode(b"flask_idempotency/answer/2", _HEAD, key.store, *parts)
+
+
+def _body_bound(key: UnwrappedKey, tid: bytes, message: Message, *, former: bool) -> _Bound:
+    """Bind a message: a body opens only in its own row.
 
     Format 1 has the body alone under the seal, and binds what is beside it. Format 2 has all but the id and the topic in it.
     """
-    message_id, topic = message.message_id.encode(), message.topic.encode()
-    label, place = _BODY, [topic]
+    message_id, label, place = message.message_id.encode(), b"flask_idempotency/outbox-body/2", [message.topic.encode()]
     if former:
         headers = json.dumps(dict(message.headers), sort_keys=True, separators=(",", ":")).encode()
-        label, place = _FORMER_BODY, [topic, _optional(message.key), _optional(message.tenant), headers]
-    bound = encode(label, _HEAD, key.store, tid, message_id, *place, key.kid.encode(), b"%d" % key.number)
-    # One block of HKDF-Expand: see `_cipher`.
-    return AESGCM(key.digest(encode(_BODY_KEY, message_id) + b"\1")), bound
+        label = b"flask_idempotency/outbox-body/1"
+        place += optional(message.key), optional(message.tenant), headers
+    cipher = _cipher(key, b"flask_idempotency/outbox-key/1", message_id)
+    return cipher, encode(label, _HEAD, key.store, tid, message_id, *place, *key.name)
 
 
-def _message_parts(namespace: str, message: Message) -> bytes:
-    headers = json.dumps(dict(message.headers), separators=(",", ":")).encode()
-    name = namespace.encode("utf-8", "surrogatepass")
-    return encode(name, _optional(message.tenant), _optional(message.key), headers, message.body)
+def _decrypted(data: bytes, bound: _Bound) -> bytes:
+    cipher, associated = bound
+    return cipher.decrypt(data[1 : 1 + NONCE_BYTES], data[1 + NONCE_BYTES :], associated)
 
 
 def _from_parts(message: Message, data: bytes) -> tuple[str, Message]:
@@ -547,62 +538,3 @@ def _from_parts(message: Message, data: bytes) -> tuple[str, Message]:
     names = [None if each[:1] == b"\0" else each[1:].decode("utf-8", "surrogatepass") for each in (tenant, key)]
     opened = replace(message, body=body, headers=json.loads(headers), tenant=names[0], key=names[1])
     return namespace.decode("utf-8", "surrogatepass"), opened
-
-
-def _optional(value: str | None) -> bytes:
-    return b"\0" if value is None else b"\1" + value.encode("utf-8", "surrogatepass")
-
-
-_STEP: Final = b"flask_idempotency/step/1"
-_STEP_KEY: Final = b"flask_idempotency/step-key/1"
-
-
-def _step_cipher(key: UnwrappedKey, context: StepContext) -> tuple[AESGCM, bytes]:
-    """Return the cipher of this step, and the associated data: an entry opens in its own place and state only.
-
-    A pause and a resume give a record other tokens, so the token is no part of either.
-    """
-    rid, fence, tid = context.key.rid, b"%d" % context.fence, context.key.tid
-    kind = (context.effects.encode(), context.state.encode())
-    place = (rid, context.step, fence, *kind, context.digest, context.fingerprint)
-    bound = encode(_STEP, _HEAD, key.store, tid, *place, key.kid.encode(), b"%d" % key.number)
-    # One block of HKDF-Expand: see `_cipher`.
-    return AESGCM(key.digest(encode(_STEP_KEY, rid, context.step, fence) + b"\1")), bound
-
-
-def _decrypted(payload: StoredPayload, key: UnwrappedKey, binding: SealContext | StepContext) -> bytes:
-    if isinstance(binding, StepContext):
-        cipher, bound = _step_cipher(key, binding)
-    else:
-        cipher, bound = _cipher(key, binding, payload)
-    return cipher.decrypt(payload.data[1 : 1 + NONCE_BYTES], payload.data[1 + NONCE_BYTES :], bound)
-
-
-def _cipher(key: UnwrappedKey, binding: SealContext, clear: StoredPayload) -> tuple[AESGCM, bytes]:
-    """Return the cipher of this record, and the associated data, which must be equal when the response is opened.
-
-    The parts and their order belong to the format. Each has its length before it, as `encode` writes them: parts that are the
-    same for many responses are ready in the key, or written once for both.
-    """
-    size = _LENGTH
-    rid, fence, token = binding.key.rid, b"%d" % binding.fence, binding.token
-    claim = b"%b%b%b%b%b%b" % (size(len(rid)), rid, size(len(fence)), fence, size(len(token)), token)
-    tid, fingerprint = binding.key.tid, binding.fingerprint
-    status, byte_size = b"%d" % clear.status, b"%d" % clear.byte_size
-    parts = (
-        key.first_parts,
-        size(len(tid)),
-        tid,
-        claim,
-        _STATE,
-        size(len(fingerprint)),
-        fingerprint,
-        key.name_parts,
-        size(len(status)),
-        status,
-        _SUCCESS if clear.success else _FAILURE,
-        size(len(byte_size)),
-        byte_size,
-    )
-    # HKDF-Expand of as many bytes as the hash has: one block, which has the number 1 (RFC 5869, section 2.3).
-    return AESGCM(key.digest(b"%b%b\1" % (_RECORD_KEY, claim))), b"".join(parts)

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.errors import IdempotencyError
-from flask_idempotency.engine.keys import KeyedDigest, encode, keyed_name
+from flask_idempotency.engine.keys import KeyedDigest, encode, keyed_name, optional
 from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.engine.values import valueclass
 
@@ -151,23 +151,19 @@ class OutboxNames:
     def row_id(self, message: Message, *, former: bool = False) -> str:
         """Return what is unique in the table: the id belongs to the namespace and the tenant."""
         namespace = self.former if former and self.former is not None else self.namespace
-        tenant, message_id = _optional(message.tenant), message.message_id.encode()
+        tenant, message_id = optional(message.tenant), message.message_id.encode()
         return keyed_name(self.digest(encode(b"id", namespace.encode("utf-8", "surrogatepass"), tenant, message_id)))
 
     def lane(self, topic: str, key: str | None) -> bytes | None:
         """Return what messages have in common that are sent in order. None: the message has no key."""
         if key is None:
             return None
-        return self.digest(encode(b"lane", topic.encode(), _optional(key)))[:LANE_BYTES]
+        return self.digest(encode(b"lane", topic.encode(), optional(key)))[:LANE_BYTES]
 
     def content(self, message: Message) -> bytes:
         """Return what must be the same if a message is published again. Headers may differ: one may trace a request."""
-        key = _optional(message.key)
+        key = optional(message.key)
         return self.digest(encode(b"content", message.topic.encode(), key, message.body))[:LANE_BYTES]
-
-
-def _optional(value: str | None) -> bytes:
-    return b"\0" if value is None else b"\1" + value.encode("utf-8", "surrogatepass")
 
 
 @valueclass(frozen=True, slots=True)
