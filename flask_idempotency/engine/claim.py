@@ -25,6 +25,7 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
     StoredResponse,
+    write_sealed,
 )
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
@@ -74,21 +75,11 @@ class SealedResponse:
 
     def write(self, context: SealContext, store: Callable[[StorageKey, StoredPayload], None]) -> None:
         """Store one record's payload. Raises `StoreUnavailable` for a store that loses each new data key."""
-        for _ in range(TRIES):
-            try:
-                return store(context.key, self.payload(context))
-            except DataKeyMissing as missing:
-                self.discard(missing)
-        raise StoreUnavailable(KEYS_FORGOTTEN)
+        write_sealed(lambda: store(context.key, self.payload(context)), self.discard)
 
     def write_all(self, store: Callable[[Sequence[StoredPayload]], None]) -> None:
         """Store the payloads of all records in one step: a `store.Writing`. Raises as `write` does."""
-        for _ in range(TRIES):
-            try:
-                return store(self.payloads())
-            except DataKeyMissing as missing:
-                self.discard(missing)
-        raise StoreUnavailable(KEYS_FORGOTTEN)
+        write_sealed(lambda: store(self.payloads()), self.discard)
 
     def discard(self, missing: DataKeyMissing) -> None:
         """Drop payloads sealed with a key that the store lacks. The next ones have a new key, or are empty if erased."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
+from flask_idempotency.engine.errors import DataKeyMissing, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
 
@@ -32,6 +33,9 @@ __all__ = [
     "Unknown",
     "Voided",
 ]
+
+
+WrittenT = TypeVar("WrittenT")
 
 
 @valueclass(frozen=True, slots=True)
@@ -446,6 +450,19 @@ class SealContext:
 TRIES: Final = 3
 """How often a payload is sealed for one write. A store that loses its data key three times will lose the next too."""
 KEYS_FORGOTTEN: Final = "the store lost the new data key of this tenant three times in a row"
+
+
+def write_sealed(write: Callable[[], WrittenT], discard: Callable[[DataKeyMissing], None]) -> WrittenT:
+    """Write sealed payloads. `discard` drops those whose data key the store lacks; `write` then seals them again.
+
+    Raises `StoreUnavailable` for a store that loses each new data key.
+    """
+    for _ in range(TRIES):
+        try:
+            return write()
+        except DataKeyMissing as missing:
+            discard(missing)
+    raise StoreUnavailable(KEYS_FORGOTTEN)
 
 
 RISK: Final = (

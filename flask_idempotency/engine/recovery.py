@@ -36,13 +36,12 @@ from flask_idempotency.engine.keys import StorageKey, new_token, successor
 from flask_idempotency.engine.model import (
     CORRUPT,
     ERASED,
-    KEYS_FORGOTTEN,
-    TRIES,
     Record,
     SealContext,
     State,
     StoredPayload,
     StoredResponse,
+    write_sealed,
 )
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Codec
@@ -270,7 +269,8 @@ class Settler:
                 self._publish(seen, verb="resumed", actor=actor, reason=reason, certain=certain)
 
         erased = False
-        for _ in range(TRIES):
+
+        def settle() -> bool:
             writing = JournalWrite(
                 number=0,
                 enter=[self._finished(seen, each, erased=erased) for each in settled if each.happened],
@@ -278,14 +278,14 @@ class Settler:
                 steps=sum(entry.has_effect for entry in left),
                 in_doubt=in_doubt,
             )
-            try:
-                return _change_and_publish(
-                    partial(journals.resume, seen, journal, token=fresh, writing=writing), publish
-                )
-            except DataKeyMissing as missing:
-                erased = erased or missing.erased
-                self._codec.forget(seen.key)
-        raise StoreUnavailable(KEYS_FORGOTTEN)
+            return _change_and_publish(partial(journals.resume, seen, journal, token=fresh, writing=writing), publish)
+
+        def discard(missing: DataKeyMissing) -> None:
+            nonlocal erased
+            erased = erased or missing.erased
+            self._codec.forget(seen.key)
+
+        return write_sealed(settle, discard)
 
     def _finished(self, seen: SeenRecord, settled: SettledStep, *, erased: bool) -> Entry:
         entry = replace(settled.step.entry, state=StepState.FINISHED, kept=True, took=0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from threading import RLock
 from typing import Final
@@ -43,7 +44,7 @@ from flask_idempotency.engine.journal import (
     StepTransactions,
 )
 from flask_idempotency.engine.keys import step_digest, step_id
-from flask_idempotency.engine.model import ERASED, IN_DOUBT, KEYS_FORGOTTEN, TRIES, SealContext, StoredPayload
+from flask_idempotency.engine.model import ERASED, IN_DOUBT, SealContext, StoredPayload, write_sealed
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.step_rules import Step, StepRules
 from flask_idempotency.engine.store import Codec, StepCodec
@@ -130,7 +131,7 @@ class Steps:
         if sealer is None:
             raise TypeError(f"{type(codec).__name__} cannot seal steps: it has no `steps`")
         self._records = [_Record(context, attempt) for context, attempt in granted]
-        self._rules = rules
+        self.rules: StepRules = rules
         self._journals = journals
         self._codec = codec
         self._sealer = sealer
@@ -183,7 +184,7 @@ class Steps:
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
-                elif unknown := self._rules.undeclared(journal):
+                elif unknown := self.rules.undeclared(journal):
                     self._poison(unknown[0], "undeclared")
             if len(self._records) > 1 and not self.poisoned:
                 self.has_gap = not all(record.earlier for record in self._records)
@@ -250,10 +251,6 @@ class Steps:
         with self._lock:
             return tuple(dict.fromkeys(entry.name for entry in self._unasked()))
 
-    def rule(self, name: str) -> Step:
-        """Return the declared step of this name. Raises `UndeclaredStep`."""
-        return self._rules.rule(name)
-
     def hold(self) -> str:
         """Return why a response that is to be kept must be a quarantine instead. Empty: it may be kept."""
         with self._locked():
@@ -299,8 +296,12 @@ class Steps:
         and, for misuse, `RuntimeError`. In all these cases the function must not run.
         """
         with self._locked():
-            self._may_go_on()
-            declared = self._rules.rule(name)
+            if self._lost is not None:
+                raise self._lost
+            if self.poisoned:
+                raise StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
+            self._refuse()
+            declared = self.rules.rule(name)
             step = declared if own is None else own
             if in_line and self._line is not None:
                 raise RuntimeError(
@@ -339,7 +340,8 @@ class Steps:
         for record, entry in zip(self._records, found, strict=True):
             if entry is not None and entry.state is StepState.FINISHED:
                 self._ask(run)
-                run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
+                run.recalled = run.ended = True
+                run.result = self._open(record, entry, step)[1] if entry.kept else None
                 self._note_event(events.StepRecalled, run)
                 return True
         # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
@@ -352,11 +354,29 @@ class Steps:
         return False
 
     def _refuse_new(self, step: Step, item: bytes, alike: bytes, *, in_line: bool) -> None:
-        """Raise if a step that is not recorded may not begin: beside another item, out of order, or as one too many."""
-        self._refuse_other_items(step, item, alike)
-        if step.effects != "pure" and in_line and not self._rules.any_order:
+        """Raise if a step that is not recorded may not begin: beside another item, out of order, or as one too many.
+
+        A name has items in all calls or in none, and no item beside `alike`. Another id hides that both may be one effect: the
+        code has changed between two attempts. And no operator could tell items apart that print alike.
+        """
+        name, fault = step.recorded_as, "takes an item" if item else "takes no item"
+        known = self._asked.get(name)
+        if known and (not item or b"" in known or alike in known):
+            raise RuntimeError(
+                f"the step {step.name!r} {fault}, and this attempt has asked for it otherwise: a name has an item in each "
+                "call or in none, and two items of it never print alike"
+            )
+        for record in self._records:
+            if item:
+                others = {step_id(record.context.key, name, other) for other in (b"", alike)}
+                met = not others.isdisjoint(record.entries)
+            else:
+                met = any(entry.name == name for entry in record.entries.values())
+            if met:
+                raise self._changed(step.name, "item", f"{fault}, and is recorded otherwise")
+        if step.effects != "pure" and in_line and not self.rules.any_order:
             for left in self._unasked():
-                if left.in_line and left.name != step.recorded_as:
+                if left.in_line and left.name != name:
                     raise self._changed(
                         left.name, "order", f"is recorded, and this attempt takes {step.name!r} without asking for it"
                     )
@@ -410,30 +430,6 @@ class Steps:
                 self._withdraw(run)
                 raise
 
-    def _refuse_other_items(self, step: Step, item: bytes, alike: bytes) -> None:
-        """Raise if the request knows this step with items where `item` is empty, without one where it is not, or `alike`.
-
-        Another id hides that both may be one effect: the code has changed between two attempts. And no operator could tell
-        items apart that print alike.
-        """
-        name = step.recorded_as
-        fault = "takes an item" if item else "takes no item"
-        known = self._asked.get(name)
-        if known and (not item or b"" in known or alike in known):
-            raise RuntimeError(
-                f"the step {step.name!r} {fault}, and this attempt has asked for it otherwise: a name has an item in each "
-                "call or in none, and two items of it never print alike"
-            )
-        for record in self._records:
-            key, entries = record.context.key, record.entries
-            if item:
-                others = (step_id(key, name), *((step_id(key, name, alike),) if alike else ()))
-                met = any(id in entries for id in others)
-            else:
-                met = any(entry.name == name for entry in entries.values())
-            if met:
-                raise self._changed(step.name, "item", f"{fault}, and is recorded otherwise")
-
     def _early(self, run: StepRun) -> list[JournalWrite]:
         """Return the writes that a commit of the function itself must contain: from there on it is at most once."""
         with self._lock:
@@ -445,17 +441,19 @@ class Steps:
         with self._locked():
             self._end(run)
             why = ""
-            if result is not None:
-                why = "size" if len(result) > LARGEST_RESULT else ""
-                why = why or ("total-size" if self._bytes + len(result) > LARGEST_JOURNAL else "")
-                if why:
-                    result = None
-                else:
-                    self._bytes += len(result)
+            if result is None:
+                why = "type"
+            elif len(result) > LARGEST_RESULT:
+                why = "size"
+            elif self._bytes + len(result) > LARGEST_JOURNAL:
+                why = "total-size"
+            if why:
+                result = None
+                self._note_event(events.StepResultNotKept, run, why)
+            size = 0 if result is None else len(result)
+            self._bytes += size
             took = self._monotonic() - run.began
             self._note(run, StepState.FINISHED, result, took=took)
-            if why:
-                self._not_kept(run, why)
             if run.transaction is not None:
                 self._commit(run, run.transaction)
             elif run.step.effects != "pure":
@@ -465,18 +463,15 @@ class Steps:
                     # The next write carries it, and no effect begins before one arrives.
                     self._events.append(events.CompletionRetrying(self._label, self._operation, error=cause_of(error)))
                     return result is not None
-            self._note_event(events.StepFinished, run, took, 0 if result is None else len(result))
+            self._note_event(events.StepFinished, run, took, size)
             return result is not None
 
     def _commit(self, run: StepRun, transaction: StepTransaction) -> None:
         def writing(store: Callable[[Sequence[JournalWrite]], None]) -> None:
-            for _ in range(TRIES):
-                try:
-                    return store([self._writing(record) for record in self._records])
-                except DataKeyMissing as missing:
-                    for record in self._records:
-                        self._seal_again(record, missing)
-            raise StoreUnavailable(KEYS_FORGOTTEN)
+            write_sealed(
+                lambda: store([self._writing(record) for record in self._records]),
+                partial(self._seal_again, self._records),
+            )
 
         try:
             transaction.commit_step(writing)
@@ -531,13 +526,6 @@ class Steps:
         if self._line is run:
             self._line = None
 
-    def _may_go_on(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-        if self.poisoned:
-            raise StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
-        self._refuse()
-
     def _ask(self, run: StepRun) -> None:
         self._asked.setdefault(run.step.recorded_as, set()).add(run.item)
         self._asked_ids.update(run.ids)
@@ -548,7 +536,7 @@ class Steps:
                 entry = record.entries.get(id)
                 if entry is None or id in self._asked_ids or not entry.has_effect:
                     continue
-                if entry.name not in self._rules.dropped:
+                if entry.name not in self.rules.dropped:
                     yield entry
 
     def _note(self, run: StepRun, state: StepState, result: bytes | None, *, took: float = 0.0) -> None:
@@ -582,25 +570,16 @@ class Steps:
             aside = record.aside and record.earlier
             if not (record.unsent or record.withdrawn or aside or (every and record.entries)):
                 continue
-            context = record.context
-            for _ in range(TRIES):
-                try:
-                    self._journals.write(
-                        context.key,
-                        context.token,
-                        fence=context.fence,
-                        writing=self._writing(record),
-                        lease=self._lease,
-                    )
-                    break
-                except DataKeyMissing as missing:
-                    self._seal_again(record, missing)
-                except LeaseLost as error:
-                    self._lost = error
-                    raise
-            else:
-                raise StoreUnavailable(KEYS_FORGOTTEN)
+            try:
+                write_sealed(partial(self._write, record), partial(self._seal_again, [record]))
+            except LeaseLost as error:
+                self._lost = error
+                raise
             self._sent(record)
+
+    def _write(self, record: _Record) -> None:
+        context, writing = record.context, self._writing(record)
+        self._journals.write(context.key, context.token, fence=context.fence, writing=writing, lease=self._lease)
 
     def _writing(self, record: _Record) -> JournalWrite:
         record.number += 1
@@ -621,10 +600,11 @@ class Steps:
                 unsent.payload = self._sealer.seal(unsent.item, None, context)
         return unsent.payload
 
-    def _seal_again(self, record: _Record, missing: DataKeyMissing) -> None:
-        self._codec.forget(record.context.key)
-        for unsent in (*record.unsent.values(), *record.aside):
-            unsent.payload = _ERASED if missing.erased else None
+    def _seal_again(self, records: Sequence[_Record], missing: DataKeyMissing) -> None:
+        for record in records:
+            self._codec.forget(record.context.key)
+            for unsent in (*record.unsent.values(), *record.aside):
+                unsent.payload = _ERASED if missing.erased else None
 
     def _sent(self, record: _Record) -> None:
         if record.unsent or record.earlier:
@@ -684,33 +664,27 @@ class Steps:
         self._poison(step, why)
         return StepsChanged(f"the step {step!r} {text}")
 
-    def _not_kept(self, run: StepRun, why: str) -> None:
-        with self._locked():
-            self._note_event(events.StepResultNotKept, run, why)
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class StepRun:
     """One step that was asked for. Call exactly one of `finish`, `fail` and `withdraw`, unless it is `recalled`."""
 
-    recalled = False
+    steps: Steps
+    step: Step
+    item: bytes
+    ids: Sequence[bytes]
+    digests: Sequence[bytes]
+    in_line: bool
+    recalled: bool = False
     """Whether it has finished before. Then its function must not run."""
     result: bytes | None = None
     """The result of a recalled step, as tagged JSON. None: it was not kept."""
     transaction: StepTransaction | None = None
     began: float = 0.0
-    early = False
+    early: bool = False
     """Whether its function has committed by itself. Then it is recorded as plain: it must not run again."""
-    ended = False
-
-    def __init__(
-        self, steps: Steps, step: Step, item: bytes, ids: Sequence[bytes], digests: Sequence[bytes], in_line: bool
-    ) -> None:
-        self._steps = steps
-        self.step = step
-        self.item = item
-        self.ids = ids
-        self.digests = digests
-        self.in_line = in_line
+    ended: bool = False
+    """Whether nothing is left to record of it."""
 
     @property
     def item_label(self) -> str:
@@ -720,26 +694,22 @@ class StepRun:
     def finish(self, result: bytes | None) -> bool:
         """Record that the function returned this. Return whether the result is kept: it may be too large.
 
-        None: the result cannot be kept, and `not_kept` has published that. If the store does not answer, the next write
+        None: the result has a type that cannot be kept. If the store does not answer, the next write
         carries it. Raises `LeaseLost`; a transactional step also raises `NotCommitted` and `StoreUnavailable`.
         """
-        return self._steps._finish(self, result)
-
-    def not_kept(self) -> None:
-        """Publish that the result has a type that cannot be stored."""
-        self._steps._not_kept(self, "type")
+        return self.steps._finish(self, result)
 
     def fail(self, error: BaseException) -> None:
         """Record that the function raised: a plain step is in doubt, unless the exception is harmless. Never raises."""
-        self._steps._fail(self, error)
+        self.steps._fail(self, error)
 
     def withdraw(self) -> None:
         """Record that nothing was done. The step may be asked for again."""
-        self._steps._fail(self, None)
+        self.steps._fail(self, None)
 
     def misfits(self) -> StepsChanged:
         """Hold the request, because the recalled result does not fit the code. Return the error to raise."""
-        with self._steps._locked():
-            return self._steps._changed(
+        with self.steps._locked():
+            return self.steps._changed(
                 self.step.name, "result", "has a result that does not fit the code that runs now"
             )

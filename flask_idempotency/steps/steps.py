@@ -12,12 +12,12 @@ import logging
 import secrets
 import sys
 import threading
-from base64 import b32encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from flask_idempotency.engine import ending
@@ -31,6 +31,7 @@ from flask_idempotency.engine.errors import (
     StepsChanged,
 )
 from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, Effects
+from flask_idempotency.engine.keys import keyed_name
 from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
 from flask_idempotency.engine.steps import StepRun, Steps
 from flask_idempotency.engine.store import Transaction
@@ -47,31 +48,32 @@ Name: TypeAlias = "str | tuple[str, Item]"
 _log = logging.getLogger("flask_idempotency")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Call:
-    """One run of a step's function, as `current_step` shows it. Without a claim it has no `work`."""
+    """One run of a step's function, as `current_step` shows it."""
 
-    def __init__(self, name: str, item: Item | None, work: Running | None, *, inside: Running | None = None) -> None:
-        self.name = name
-        self.item = item
-        self.work = work
-        self.inside = work or inside
-        """The work that this run is part of, with a claim or without."""
-        self._random = ""
+    name: str
+    item: Item | None
+    work: Running | None
+    """The work that this run is part of, with a claim or without."""
+    run: StepRun | None = None
+    """What the claim records of it. None: there is no claim."""
+    result: Any = None
+    """What an earlier attempt returned, if the step is recalled."""
+    random_key: str = ""
 
     @property
     def attempt(self) -> int:
-        if self.work is None or self.work.claim is None or self.work.claim.steps is None:
-            return 1
-        return self.work.claim.steps.attempt
+        return 1 if self.run is None else self.run.steps.attempt
 
     @property
     def downstream_key(self) -> str:
-        if self.work is not None:
+        if self.work is not None and self.run is not None:
             return downstream_key(self.work, self.name, self.item)
-        if not self._random:
+        if not self.random_key:
             # Nothing remembers this run, so no later one can be the same.
-            self._random = b32encode(secrets.token_bytes(32)).decode("ascii").rstrip("=").lower()
-        return self._random
+            self.random_key = keyed_name(secrets.token_bytes(32))
+        return self.random_key
 
 
 _call: ContextVar[_Call | None] = ContextVar("flask_idempotency_step", default=None)
@@ -80,7 +82,7 @@ _call: ContextVar[_Call | None] = ContextVar("flask_idempotency_step", default=N
 
 def _step_in(work: Running) -> str | None:
     call = _call.get()
-    return None if call is None or call.inside is not work else call.name
+    return None if call is None or call.work is not work else call.name
 
 
 ending.step_in = _step_in
@@ -209,84 +211,57 @@ def _split(name: Name) -> tuple[str, Item | None]:
 def _run(
     name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any, own: Step | None = None
 ) -> Any:
-    work = work_here()
-    steps = _steps_of(work, name)
-    if work is None or steps is None:
-        with _without_claim(work, name, item):
-            value = function(*args, **kwargs)
-        return _await_without_claim(work, name, item, value) if inspect.isawaitable(value) else value
-    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs), own)
-    if run.recalled:
-        return _recalled(work, run)
-    token = _call.set(_Call(name, item, work))
-    try:
+    call = _begin(name, item, function, args, kwargs, own)
+    if call.run is not None and call.run.recalled:
+        return call.result
+    with _function_of(call):
         value = function(*args, **kwargs)
-    except BaseException as error:
-        with work.shield():
-            run.fail(error)
-        raise
-    finally:
-        _call.reset(token)
-    if inspect.isawaitable(value):
-        return _finish_later(work, run, value, _Call(name, item, work))
-    if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        # The function ran, and may have had an effect before it returned.
-        refused = TypeError(
-            f"step {name!r} returned a generator, which does nothing until it is read. Return what it yields, as a list."
-        )
-        with work.shield():
-            run.fail(refused)
-        raise refused
-    return _finish(work, run, value)
+        waits = inspect.isawaitable(value)
+        if call.run is not None and not waits and (inspect.isgenerator(value) or inspect.isasyncgen(value)):
+            # The function ran, and may have had an effect before it returned.
+            raise TypeError(
+                f"step {name!r} returned a generator, which does nothing until it is read. Return what it yields, as a list."
+            )
+    return _finish_later(call, value) if waits else _finish(call, value)
 
 
 async def _run_async(
     name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any, own: Step | None = None
 ) -> Any:
-    work = work_here()
-    steps = _steps_of(work, name)
-    if work is None or steps is None:
-        with _without_claim(work, name, item):
-            return await function(*args, **kwargs)
-    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs), own)
-    if run.recalled:
-        return _recalled(work, run)
-    return await _finish_later(work, run, function(*args, **kwargs), _Call(name, item, work))
+    call = _begin(name, item, function, args, kwargs, own)
+    if call.run is not None and call.run.recalled:
+        return call.result
+    return await _finish_later(call, function(*args, **kwargs))
 
 
-async def _finish_later(work: Running, run: StepRun, awaitable: Awaitable[Any], call: _Call) -> Any:
-    token = _call.set(call)
-    try:
+async def _finish_later(call: _Call, awaitable: Awaitable[Any]) -> Any:
+    with _function_of(call):
         value = await awaitable
-    except BaseException as error:
-        with work.shield():
-            run.fail(error)
-        raise
-    finally:
-        _call.reset(token)
-    return _finish(work, run, value)
-
-
-async def _await_without_claim(work: Running | None, name: str, item: Item | None, awaitable: Awaitable[Any]) -> Any:
-    with _without_claim(work, name, item):
-        return await awaitable
+    return _finish(call, value)
 
 
 @contextmanager
-def _without_claim(work: Running | None, name: str, item: Item | None) -> Iterator[None]:
-    """Run the function of a step that no claim records. A transactional one leaves its commit to us all the same."""
+def _function_of(call: _Call) -> Iterator[None]:
+    """Run the function of a step, and end the step if it raises.
+
+    Without a claim, nothing records the step. A transactional one leaves its commit to us all the same.
+    """
+    work, run = call.work, call.run
     transaction: Transaction | None = None
-    token = _call.set(_Call(name, item, None, inside=work))
+    token = _call.set(call)
     try:
-        if work is not None and work.transactions is not None and work.policy.commits_step(name):
+        if run is None and work is not None and work.transactions is not None and work.policy.commits_step(call.name):
             transaction = work.transactions.join((), b"", operation=work.operation, on_early_commit=_ignore)
         try:
             yield
             if transaction is not None:
                 transaction.commit(to_several=True)
-        except BaseException:
+        except BaseException as error:
             if transaction is not None:
                 transaction.roll_back()
+            if work is not None and run is not None and not run.ended:
+                with work.shield():
+                    run.fail(error)
             raise
         finally:
             if transaction is not None:
@@ -303,7 +278,7 @@ def _steps_of(work: Running | None, name: str) -> Steps | None:
     """Return the steps of this claim, or None without one. Raises `RuntimeError` where no step may begin."""
     outer = _call.get()
     # The function of a step may send a request to its own application: that has other steps, under another claim.
-    if outer is not None and outer.inside is work:
+    if outer is not None and outer.work is work:
         raise RuntimeError(
             f"step {name!r} begins inside step {outer.name!r}, and steps do not nest: finish one before the next."
         )
@@ -322,16 +297,24 @@ def _steps_of(work: Running | None, name: str) -> Steps | None:
     return work.claim.steps
 
 
-def _enter(
-    work: Running,
-    steps: Steps,
+def _begin(
     name: str,
     item: Item | None,
-    given: Mapping[str, Any] | None,
+    function: Callable[..., Any] | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
     own: Step | None = None,
-) -> StepRun:
-    """Begin this step. `given` is the arguments of its function, None without one; `own` what its decorator declares."""
-    rule = steps.rule(name)
+) -> _Call:
+    """Begin this step, or recall it. Without a `function`, it is a block. `own` is what a decorator declares.
+
+    Raises `StepsChanged`, and the request is held then, or `ResultNotRebuilt`, and it is paused.
+    """
+    work = work_here()
+    steps = _steps_of(work, name)
+    if work is None or steps is None:
+        return _Call(name, item, work)
+    given = {} if function is None else arguments.bind(function, args, kwargs)
+    rule = steps.rules.rule(name)
     if own is not None and (own.effects, own.was) != (rule.effects, rule.was):
         raise RuntimeError(
             f"step {name!r}: its decorator says effects={own.effects!r} and was={own.was!r}, and {work.operation} lists it "
@@ -340,20 +323,19 @@ def _enter(
     # An endpoint that lists the name alone leaves the rest to the decorator.
     own = own if rule == Step(name) else None
     step, compared = own or rule, b""
-    if given is not None and step.effects != "pure":
+    if function is not None and step.effects != "pure":
         compared = arguments.comparable(name, given, compare=step.compare)
     with _noted(work), work.shield():
-        encoded = values.encode_item(item)
-        alike = b"" if item is None else values.encode_alike(item)
-        return steps.enter(
+        run = steps.enter(
             name,
-            encoded,
-            alike=alike,
+            values.encode_item(item),
+            alike=b"" if item is None else values.encode_alike(item),
             digest=compared,
-            former=lambda: arguments.former(given or {}, compare=step.compare),
+            former=lambda: arguments.former(given, compare=step.compare),
             in_line=_in_line(work),
             own=own,
         )
+    return _Call(name, item, work, run, _recalled(work, run) if run.recalled else None)
 
 
 @contextmanager
@@ -396,10 +378,7 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
 
 
 def _recalled(work: Running, run: StepRun) -> Any:
-    """Return what an earlier attempt kept of this step.
-
-    Raises `StepsChanged`, and the request is held then; or `ResultNotRebuilt`, and it is paused.
-    """
+    """Return what an earlier attempt kept of this step. Raises as `_begin` does."""
     cause: Exception | None = None
     if run.result is not None:
         try:
@@ -414,8 +393,11 @@ def _recalled(work: Running, run: StepRun) -> Any:
         raise run.misfits() from cause
 
 
-def _finish(work: Running, run: StepRun, value: Any) -> Any:
+def _finish(call: _Call, value: Any) -> Any:
     """Keep the result, and return it as a later attempt will get it."""
+    work, run = call.work, call.run
+    if work is None or run is None:
+        return value
     returns, why = run.step.returns, ""
     cause: Exception | None = None
     not_rebuilt: ResultNotRebuilt | None = None
@@ -437,7 +419,6 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
             raise
         if why:
             run.finish(None)
-            run.not_kept()
         elif run.finish(data):
             if not_rebuilt is not None:
                 _log_not_rebuilt(work, run, not_rebuilt)
@@ -464,10 +445,6 @@ def _log_not_rebuilt(work: Running, run: StepRun, error: ResultNotRebuilt) -> No
     )
 
 
-class _LeftUndone(Exception):
-    """The block of a manual step ended without `finish`, so its rows are not to be committed."""
-
-
 class ManualStep:
     """A step whose code is a block and no function. See `current_claim.manual_step`."""
 
@@ -479,27 +456,17 @@ class ManualStep:
         """Whether it has finished, in an earlier attempt or here. Then do not do its work."""
         self.result: Any = None
         """What it finished with."""
-        self._work: Running | None = None
-        self._run: StepRun | None = None
-        self._token: Any = None
-        self._unclaimed: AbstractContextManager[None] | None = None
+        self._call: _Call
+        self._block: AbstractContextManager[None]
         self._open = False
         """Whether this code is in the block, and has not said that nothing was done."""
 
     def __enter__(self) -> Self:
-        work = work_here()
-        steps = _steps_of(work, self.name)
-        if work is not None and steps is not None:
-            run = _enter(work, steps, self.name, self.item, None)
-            if run.recalled:
-                self.result, self.done = _recalled(work, run), True
-            else:
-                self._work, self._run = work, run
-        if steps is None:
-            self._unclaimed = _without_claim(work, self.name, self.item)
-            self._unclaimed.__enter__()
-        else:
-            self._token = _call.set(_Call(self.name, self.item, work))
+        self._call = _begin(self.name, self.item)
+        if self._call.run is not None:
+            self.result, self.done = self._call.result, self._call.run.recalled
+        self._block = _function_of(self._call)
+        self._block.__enter__()
         self._open = True
         return self
 
@@ -514,9 +481,8 @@ class ManualStep:
         if self.done:
             raise RuntimeError(f"step {self.name!r} has finished. Test `step.done` before you do its work.")
         self._check_open("finish()")
-        run, self._run = self._run, None
         self.done = True
-        self.result = value if run is None or self._work is None else _finish(self._work, run, value)
+        self.result = _finish(self._call, value)
         return self.result
 
     def nothing_done(self) -> None:
@@ -525,27 +491,27 @@ class ManualStep:
             raise RuntimeError(f"step {self.name!r} has finished, so it did something.")
         self._check_open("nothing_done()")
         self._open = False
-        run, self._run = self._run, None
-        if run is not None and self._work is not None:
-            with self._work.shield():
-                run.withdraw()
+        if self._call.run is not None and self._call.work is not None:
+            with self._call.work.shield():
+                self._call.run.withdraw()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._open = False
-        if self._unclaimed is not None:
-            left = error if error is not None or self.done else _LeftUndone()
-            with suppress(_LeftUndone):
-                self._unclaimed.__exit__(None if left is None else type(left), left, traceback)
-            return
-        run, self._run = self._run, None
-        try:
-            if run is not None and self._work is not None:
-                with self._work.shield():
-                    run.fail(error or RuntimeError(f"step {self.name!r} was left without finish() or nothing_done()"))
-        finally:
-            _call.reset(self._token)
+        if error is None and not self.done:
+            error = RuntimeError(f"step {self.name!r} was left without finish() or nothing_done()")
+        # It returns False, and raises nothing, for the error that it gets.
+        self._block.__exit__(None if error is None else type(error), error, traceback)
+
+
+@contextmanager
+def _carried(work: Running) -> Iterator[None]:
+    token = running.set((work, None))
+    try:
+        yield
+    finally:
+        running.reset(token)
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
@@ -561,24 +527,12 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
-        async def carried_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-            token = running.set((work, None))
-            try:
+        async def carried(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with _carried(work):
                 return await function(*args, **kwargs)
-            finally:
-                running.reset(token)
 
-        return cast("Callable[P, R]", carried_async)
-
-    @wraps(function)
-    def carried(*args: P.args, **kwargs: P.kwargs) -> R:
-        token = running.set((work, None))
-        try:
-            return function(*args, **kwargs)
-        finally:
-            running.reset(token)
-
-    return carried
+        return cast("Callable[P, R]", carried)
+    return _carried(work)(function)
 
 
 def downstream_key(work: Running, name: str, item: Item | None = None) -> str:
@@ -588,8 +542,7 @@ def downstream_key(work: Running, name: str, item: Item | None = None) -> str:
         raise RuntimeError("a downstream key belongs to a claim, and this code runs without one.")
     if claim.steps is not None:
         # A call outside of steps has a key too, under any name.
-        with suppress(UndeclaredStep):
-            name = claim.steps.rule(name).recorded_as
+        name = claim.steps.rules.recorded_as(name)
     return work.oldest.downstream_key(claim.oldest_key, name, values.encode_item(item))
 
 
