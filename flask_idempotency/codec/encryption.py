@@ -34,7 +34,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.codec.keyring import KEY_BYTES, KID, NONCE_BYTES, KeyProvider
+from flask_idempotency.codec.keyring import KEY_BYTES, KID, NONCE_BYTES, KeyProvider, not_in_ring
 from flask_idempotency.codec.step_envelope import STEP_ERASED
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, DataKeys, TenantKeys
 from flask_idempotency.engine.errors import (
@@ -291,7 +291,7 @@ class DataKeyring:
                 f"the key {found.kid!r} of the ring does not open a data key that names it: compare IDEMPOTENCY_KEY_RING with "
                 "that of other hosts, where another key may have this id"
                 if is_listed
-                else f"the key {found.kid!r} is not in the ring: put it back into IDEMPOTENCY_KEY_RING, after the newest"
+                else not_in_ring(found.kid)
             ) from error
         if len(key) != KEY_BYTES:
             raise RingMismatch(f"the key {found.kid!r} of the ring unwrapped a text that is no data key")

@@ -19,7 +19,7 @@ from ipaddress import ip_address
 from typing import Any, Final, Protocol
 from urllib.parse import quote, urlsplit
 
-from flask_idempotency.codec.keyring import KID
+from flask_idempotency.codec.keyring import KID, not_in_ring
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeyProviderUnavailable
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import encode
@@ -63,14 +63,20 @@ class KeyService:
     permission: str
     """What the identity of this host needs, for people."""
 
-    def __init__(self, kid: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kid: str, *, client: Any = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._kid = kid
+        self._given = self._client = client
         self._monotonic = monotonic
         self._known: dict[bytes, tuple[float, bytes]] = {}
         """By a digest of the wrapped key and its place: since when, and the key. The oldest first."""
         self._asked_again_at = 0.0
         self._binds = False
         """Whether the service has refused a wrapped key in another context, as it must."""
+        after_fork(self._renew)
+
+    def _renew(self) -> None:
+        # The connections of the parent are not the child's.
+        self._client = self._given
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._kid})"
@@ -83,14 +89,26 @@ class KeyService:
         return (self._kid,)
 
     def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
-        self._check(kid)
+        if kid != self._kid:
+            raise CorruptRecord(not_in_ring(kid))
         wrapped = self._ask(lambda: self._encrypt(key, context))
         if not self._binds:
-            self._check_binding(wrapped, context)
+            # An old Vault ignores what it does not know.
+            try:
+                self._ask(lambda: self._decrypt(wrapped, context + b"\0"))
+            except _NotWrappedHere:
+                self._binds = True
+            else:
+                raise KeyProviderUnavailable(
+                    f"{self.service} opens a wrapped key in another context, so wrapped keys could be exchanged: use a key and "
+                    "a version of the service that bind the context",
+                    remedy="For Vault, use a key of type aes256-gcm96 and a release that knows `associated_data`.",
+                )
         return wrapped
 
     def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
-        self._check(kid)
+        if kid != self._kid:
+            raise CorruptRecord(not_in_ring(kid))
         name = hashlib.sha256(encode(wrapped, context)).digest()
         now = self._monotonic()
         since, known = self._known.get(name, (0.0, None))
@@ -118,34 +136,12 @@ class KeyService:
                 "IDEMPOTENCY_KEY_RING names another key here than where it was wrapped"
             ) from error
         self._asked_again_at = 0.0
-        self._remember(name, key, now)
-        return key
-
-    def _remember(self, name: bytes, key: bytes, now: float) -> None:
         self._known.pop(name, None)
         self._known[name] = now, key
         while len(self._known) > MOST_KEYS:
             # Another thread may have removed it.
             self._known.pop(next(iter(self._known), b""), None)
-
-    def _check(self, kid: str) -> None:
-        if kid != self._kid:
-            raise CorruptRecord(
-                f"the key {kid!r} is not in the ring: put it back into IDEMPOTENCY_KEY_RING, after the newest"
-            )
-
-    def _check_binding(self, wrapped: bytes, context: bytes) -> None:
-        """Raise unless the service refuses this in another context. An old Vault ignores what it does not know."""
-        try:
-            self._ask(lambda: self._decrypt(wrapped, context + b"\0"))
-        except _NotWrappedHere:
-            self._binds = True
-            return
-        raise KeyProviderUnavailable(
-            f"{self.service} opens a wrapped key in another context, so wrapped keys could be exchanged: use a key and a "
-            "version of the service that bind the context",
-            remedy="For Vault, use a key of type aes256-gcm96 and a release that knows `associated_data`.",
-        )
+        return key
 
     def _ask(self, call: Callable[[], bytes]) -> bytes:
         try:
@@ -199,7 +195,7 @@ class AwsKms(KeyService):
                 "aws-kms: needs the ARN of a key, such as aws-kms:arn:aws:kms:eu-central-1:111122223333:key/1234abcd-…. An "
                 "alias may lead to another key later, so name the key itself."
             )
-        super().__init__(found[2].replace("-", "")[:32], monotonic=monotonic)
+        super().__init__(found[2].replace("-", "")[:32], client=client, monotonic=monotonic)
         try:
             import boto3  # type: ignore[import-untyped]
             from botocore import config, exceptions  # type: ignore[import-untyped]
@@ -212,20 +208,17 @@ class AwsKms(KeyService):
         timeouts = config.Config(
             connect_timeout=2, read_timeout=TIMEOUT_SECONDS, retries={"total_max_attempts": 2, "mode": "standard"}
         )
-        self._given = client
         self._make: Callable[[], Any] = lambda: boto3.client("kms", region_name=found[1], config=timeouts)
-        self._client: Any = client
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
-        # The connections of the parent are not the child's.
-        self._client = self._given
 
     def _encrypt(self, key: bytes, context: bytes) -> bytes:
-        return self._call("encrypt", "CiphertextBlob", Plaintext=key, EncryptionContext=_words(context))
+        return self._call(
+            "encrypt", "CiphertextBlob", Plaintext=key, EncryptionContext={"flask-idempotency": _text(context)}
+        )
 
     def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
-        return self._call("decrypt", "Plaintext", CiphertextBlob=wrapped, EncryptionContext=_words(context))
+        return self._call(
+            "decrypt", "Plaintext", CiphertextBlob=wrapped, EncryptionContext={"flask-idempotency": _text(context)}
+        )
 
     def _call(self, method: str, wanted: str, **arguments: Any) -> bytes:
         try:
@@ -241,10 +234,6 @@ class AwsKms(KeyService):
             raise (_Away if code in self._BUSY or status >= 500 else _Refused)(code) from None
         except self._errors.BotoCoreError as error:
             raise _Away(type(error).__name__) from None
-
-
-def _words(context: bytes) -> dict[str, str]:
-    return {"flask-idempotency": _text(context)}
 
 
 class VaultTransit(KeyService):
@@ -291,7 +280,11 @@ class VaultTransit(KeyService):
         if namespace := os.environ.get("VAULT_NAMESPACE"):
             headers["X-Vault-Namespace"] = namespace
         try:
-            if token := _vault_token():
+            token = os.environ.get("VAULT_TOKEN", "")
+            if not token and (file := os.environ.get("VAULT_TOKEN_FILE")):
+                with open(file, encoding="ascii") as opened:
+                    token = opened.read(4096).strip()
+            if token:
                 headers["X-Vault-Token"] = token
             request = urllib.request.Request(  # noqa: S310 - `__init__` has checked the scheme
                 f"{self._base}/{verb}/{self._kid}", json.dumps(arguments).encode(), headers, method="POST"
@@ -307,15 +300,6 @@ class VaultTransit(KeyService):
         except (OSError, ValueError) as error:
             raise _Away(type(error).__name__) from None
         return _text_in(reply, "data", wanted)
-
-
-def _vault_token() -> str:
-    if token := os.environ.get("VAULT_TOKEN"):
-        return token
-    if file := os.environ.get("VAULT_TOKEN_FILE"):
-        with open(file, encoding="ascii") as opened:
-            return opened.read(4096).strip()
-    return ""
 
 
 def _opener() -> urllib.request.OpenerDirector:
@@ -365,10 +349,8 @@ class GoogleKms(KeyService):
                 "gcp-kms:projects/shop/locations/europe-west3/keyRings/prod/cryptoKeys/payments, without a version. The name "
                 "of the key has 1 to 32 letters, digits, hyphens or underscores."
             )
-        super().__init__(found[1], monotonic=monotonic)
+        super().__init__(found[1], client=session, monotonic=monotonic)
         self._url = f"{endpoint}/v1/{quote(name)}"
-        self._given = session
-        self._session = session
         if session is None:
             try:
                 import google.auth.transport.requests  # noqa: F401 - looked for
@@ -376,10 +358,6 @@ class GoogleKms(KeyService):
                 raise ConfigurationError(
                     "gcp-kms: needs google-auth, which is not installed: pip install 'flask-idempotency[gcp]'."
                 ) from None
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
-        self._session = self._given
 
     def _encrypt(self, key: bytes, context: bytes) -> bytes:
         return _bytes(
@@ -393,9 +371,13 @@ class GoogleKms(KeyService):
 
     def _call(self, verb: str, wanted: str, **arguments: str) -> str:
         try:
-            if self._session is None:
-                self._session = _google_session()
-            response = self._session.post(f"{self._url}:{verb}", json=arguments, timeout=TIMEOUT_SECONDS)
+            if self._client is None:
+                import google.auth  # only with the extra `gcp`
+                from google.auth.transport.requests import AuthorizedSession
+
+                credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloudkms"])
+                self._client = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+            response = self._client.post(f"{self._url}:{verb}", json=arguments, timeout=TIMEOUT_SECONDS)
             status, reply = response.status_code, response.json() if response.content else {}
         except Exception as error:  # noqa: BLE001 - google-auth and requests have no common class, and neither tells of a key
             raise _Away(type(error).__name__) from None
@@ -406,15 +388,6 @@ class GoogleKms(KeyService):
             # A disabled version of the key is FAILED_PRECONDITION, with the same 400.
             raise _NotWrappedHere("HTTP 400")
         raise (_Refused if 400 <= status < 500 and status != 429 else _Away)(f"HTTP {status}")
-
-
-def _google_session() -> Session:
-    import google.auth  # only with the extra `gcp`
-    from google.auth.transport.requests import AuthorizedSession
-
-    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloudkms"])
-    session: Session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-    return session
 
 
 def _is_local(host: str) -> bool:

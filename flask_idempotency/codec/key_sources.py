@@ -12,13 +12,12 @@ import re
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import getattr_static
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -218,16 +217,7 @@ _SALT_BYTES: Final = 16
 _LABEL: Final = b"flask_idempotency/wrapped-file/1"
 
 
-@dataclass(frozen=True, slots=True)
-class _Lock:
-    """How the passphrase becomes the key of the file."""
-
-    salt: bytes
-    cost: int
-    key: bytes = field(repr=False)
-
-
-class PassphraseKeyFile:
+class PassphraseKeyFile(KeyRing):
     """A `KeyProvider` for a file that is worth nothing without its passphrase.
 
     Set `IDEMPOTENCY_KEY_RING` to one. It reads the file once, so restart after you add a key. The file is JSON: how scrypt
@@ -237,11 +227,11 @@ class PassphraseKeyFile:
 
     def __init__(self, path: str | Path, passphrase: str) -> None:
         """Read the file. Raises `ConfigurationError`, which shows neither a key nor the passphrase."""
-        self._path = Path(path)
-        self._ring = KeyRing(_read(self._path, passphrase)[1])
+        super().__init__(_read(Path(path), passphrase)[1])
+        self._path = str(path)
 
     def __repr__(self) -> str:
-        return f"PassphraseKeyFile({str(self._path)!r}: {', '.join(self._ring.kids())})"
+        return f"PassphraseKeyFile({self._path!r}: {', '.join(self.kids())})"
 
     @classmethod
     def make(cls, path: str | Path, passphrase: str, kid: str, *, cost: int = COST) -> PassphraseKeyFile:
@@ -265,12 +255,12 @@ class PassphraseKeyFile:
 
         Raises `ConfigurationError` if the file has a key of this id, or does not open.
         """
-        lock, keys = _read(Path(path), passphrase)
+        cost, keys = _read(Path(path), passphrase)
         if kid in keys:
             raise ConfigurationError(f"The key file has a key {kid!r} already. Give the new one another id.")
         pairs = list(keys.items())
         pairs.insert(0 if newest else 1, (kid, os.urandom(KEY_BYTES)))
-        _write(Path(path), passphrase, dict(pairs), cost=lock.cost, replace=True)
+        _write(Path(path), passphrase, dict(pairs), cost=cost, replace=True)
         return cls(path, passphrase)
 
     @classmethod
@@ -279,52 +269,45 @@ class PassphraseKeyFile:
 
         Raises `ConfigurationError` if the file has no such key, or you name one twice or none.
         """
-        lock, keys = _read(Path(path), passphrase)
+        cost, keys = _read(Path(path), passphrase)
         if not kids or len(set(kids)) != len(kids) or not set(kids) <= set(keys):
             raise ConfigurationError(
                 f"The key file has the keys {', '.join(keys)}: name each that stays once, in order."
             )
-        _write(Path(path), passphrase, {kid: keys[kid] for kid in kids}, cost=lock.cost, replace=True)
+        _write(Path(path), passphrase, {kid: keys[kid] for kid in kids}, cost=cost, replace=True)
         return cls(path, passphrase)
-
-    @property
-    def newest(self) -> str:
-        return self._ring.newest
-
-    def kids(self) -> Sequence[str]:
-        return self._ring.kids()
-
-    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
-        return self._ring.wrap(kid, key, context=context)
-
-    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
-        return self._ring.unwrap(kid, wrapped, context=context)
 
 
 def _write(path: Path, passphrase: str, keys: Mapping[str, bytes], *, cost: int, replace: bool) -> None:
     KeyRing(keys)  # do not write what a reader would refuse
-    lock = _locked(passphrase, os.urandom(_SALT_BYTES), cost)
+    salt = os.urandom(_SALT_BYTES)
+    cipher = _cipher(passphrase, salt, cost)
     wrapped = []
     for place, (kid, key) in enumerate(keys.items()):
         nonce = os.urandom(NONCE_BYTES)
-        sealed = nonce + AESGCM(lock.key).encrypt(nonce, key, _bound(lock, kid, place, len(keys)))
-        wrapped.append({"kid": kid, "wrapped": _text(sealed)})
-    content = {"format": FORMAT, "scrypt": {"salt": _text(lock.salt), "n": cost, "r": _BLOCK, "p": 1}, "keys": wrapped}
+        sealed = nonce + cipher.encrypt(nonce, key, _bound(salt, cost, kid, place, len(keys)))
+        wrapped.append({"kid": kid, "wrapped": b64encode(sealed).decode("ascii")})
+    scrypt = {"salt": b64encode(salt).decode("ascii"), "n": cost, "r": _BLOCK, "p": 1}
+    content = {"format": FORMAT, "scrypt": scrypt, "keys": wrapped}
     write_private(path, json.dumps(content, indent=2) + "\n", replace=replace)
 
 
-def _read(path: Path, passphrase: str) -> tuple[_Lock, dict[str, bytes]]:
+def _read(path: Path, passphrase: str) -> tuple[int, dict[str, bytes]]:
+    """Return the cost of scrypt and the keys, newest first."""
     text = read_private(path)
     try:
         content = json.loads(text)
-        lock = _locked(passphrase, *_costs(content))
-        entries = [(str(entry["kid"]), _bytes(entry["wrapped"])) for entry in content["keys"]]
-        keys = {
-            kid: AESGCM(lock.key).decrypt(
-                sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound(lock, kid, place, len(entries))
-            )
-            for place, (kid, sealed) in enumerate(entries)
-        }
+        scrypt = content["scrypt"]
+        salt, cost = b64decode(scrypt["salt"], validate=True), scrypt["n"]
+        known = content["format"] == FORMAT and scrypt["r"] == _BLOCK and scrypt["p"] == 1
+        if not known or type(cost) is not int or cost not in COSTS or len(salt) != _SALT_BYTES:
+            raise ValueError("unknown format or cost")
+        cipher = _cipher(passphrase, salt, cost)
+        entries = [(str(entry["kid"]), b64decode(entry["wrapped"], validate=True)) for entry in content["keys"]]
+        keys = {}
+        for place, (kid, sealed) in enumerate(entries):
+            bound = _bound(salt, cost, kid, place, len(entries))
+            keys[kid] = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound)
     except InvalidTag:
         raise ConfigurationError(
             f"The key file {path} does not open: the passphrase is wrong, or the file was changed."
@@ -333,30 +316,13 @@ def _read(path: Path, passphrase: str) -> tuple[_Lock, dict[str, bytes]]:
         raise ConfigurationError(
             f"The key file {path} cannot be read by this release ({type(error).__name__})."
         ) from None
-    return lock, keys
+    return cost, keys
 
 
-def _costs(content: Any) -> tuple[bytes, int]:
-    costs = content["scrypt"]
-    salt, cost = _bytes(costs["salt"]), costs["n"]
-    known = content["format"] == FORMAT and costs["r"] == _BLOCK and costs["p"] == 1
-    if not known or type(cost) is not int or cost not in COSTS or len(salt) != _SALT_BYTES:
-        raise ValueError("unknown format or cost")
-    return salt, cost
+def _cipher(passphrase: str, salt: bytes, cost: int) -> AESGCM:
+    scrypt = Scrypt(salt=salt, length=KEY_BYTES, n=cost, r=_BLOCK, p=1)
+    return AESGCM(scrypt.derive(passphrase.encode("utf-8", "surrogatepass")))
 
 
-def _locked(passphrase: str, salt: bytes, cost: int) -> _Lock:
-    key = Scrypt(salt=salt, length=KEY_BYTES, n=cost, r=_BLOCK, p=1).derive(passphrase.encode("utf-8", "surrogatepass"))
-    return _Lock(salt, cost, key)
-
-
-def _bound(lock: _Lock, kid: str, place: int, count: int) -> bytes:
-    return encode(_LABEL, lock.salt, b"%d" % lock.cost, kid.encode(), b"%d" % place, b"%d" % count)
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode("ascii")
-
-
-def _bytes(text: str) -> bytes:
-    return b64decode(text, validate=True)
+def _bound(salt: bytes, cost: int, kid: str, place: int, count: int) -> bytes:
+    return encode(_LABEL, salt, b"%d" % cost, kid.encode(), b"%d" % place, b"%d" % count)

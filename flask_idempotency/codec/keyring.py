@@ -109,10 +109,13 @@ class KeyRing:
 
     def _cipher(self, kid: str) -> AESGCM:
         if kid not in self._ciphers:
-            raise CorruptRecord(
-                f"the key {kid!r} is not in the ring: put it back into IDEMPOTENCY_KEY_RING, after the newest"
-            )
+            raise CorruptRecord(not_in_ring(kid))
         return self._ciphers[kid]
+
+
+def not_in_ring(kid: str) -> str:
+    """Return the fault of a data key that a key wraps which is not here."""
+    return f"the key {kid!r} is not in the ring: put it back into IDEMPOTENCY_KEY_RING, after the newest"
 
 
 def key_faults(kid: str, key: bytes) -> list[str]:
@@ -155,7 +158,18 @@ def read_private(path: Path) -> str:
         raise ConfigurationError(f"The key file {path} cannot be read ({type(error).__name__}).") from error
     try:
         # Check the open file: the name may refer to another one by now.
-        _refuse_shared(path, os.fstat(descriptor))
+        status, user = os.fstat(descriptor), os.geteuid()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError(f"The key file {path} is not a file.")
+        if status.st_uid not in (0, user):
+            raise ConfigurationError(
+                f"The key file {path} belongs to user {status.st_uid}, and this process runs as user {user}. "
+                f"Run: chown {user} {path}"
+            )
+        if status.st_mode & _OTHERS:
+            raise ConfigurationError(
+                f"The key file {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}). Run: chmod 600 {path}"
+            )
         _refuse_shared_folders(path)
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_BYTES + 1)
@@ -196,21 +210,6 @@ def write_private(path: Path, text: str, *, replace: bool) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _refuse_shared(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"The key file {path} is not a file.")
-    user = os.geteuid()
-    if status.st_uid not in (0, user):
-        raise ConfigurationError(
-            f"The key file {path} belongs to user {status.st_uid}, and this process runs as user {user}. "
-            f"Run: chown {user} {path}"
-        )
-    if status.st_mode & _OTHERS:
-        raise ConfigurationError(
-            f"The key file {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}). Run: chmod 600 {path}"
-        )
 
 
 def _refuse_shared_folders(path: Path) -> None:

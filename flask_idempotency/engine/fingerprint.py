@@ -12,6 +12,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from json import JSONDecoder, JSONEncoder
 from json.encoder import encode_basestring
@@ -242,29 +243,18 @@ def _float(literal: str) -> int | float | bytes | _Refused:
         return number
     if math.isinf(number):
         return _REFUSED
-    exact = _figures(literal)
-    return _ecmascript(*exact).encode() if exact == _figures(shortest) else _REFUSED
+    if not number:
+        # What is below the smallest double becomes 0 too.
+        return _REFUSED if re.match(r"-?[0.]*[1-9]", literal) else b"0"
+    # A `Decimal` is made and compared exactly.
+    return _ecmascript(Decimal(shortest)).encode() if Decimal(literal) == Decimal(shortest) else _REFUSED
 
 
-def _figures(literal: str) -> tuple[bool, str, int]:
-    """Return the exact value of a JSON number: its sign, its digits without outer zeros, and the place of the point.
-
-    Equal values have equal results; -0 is 0.
-    """
-    mantissa, _, exponent = literal.lower().partition("e")
-    whole, _, fraction = mantissa.removeprefix("-").partition(".")
-    digits = whole + fraction
-    figures = digits.strip("0")
-    if not figures:
-        return False, "", 0
-    zeros = len(digits) - len(digits.lstrip("0"))
-    return literal[0] == "-", figures, len(whole) - zeros + int(exponent or "0")
-
-
-def _ecmascript(negative: bool, figures: str, point: int) -> str:
+def _ecmascript(number: Decimal) -> str:
     """Print the shortest digits of a double as ECMAScript's Number::toString (RFC 8785 section 3.2.2.3)."""
-    if not figures:
-        return "0"
+    negative, digits, _ = number.as_tuple()
+    point = number.adjusted() + 1
+    figures = "".join(map(str, digits)).rstrip("0")
     if len(figures) <= point <= 21:
         text = figures.ljust(point, "0")
     elif 0 < point <= 21:
