@@ -17,8 +17,8 @@ from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import tenant_options
 from flask_idempotency.cli.output import clean
 from flask_idempotency.engine.model import State
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep
-from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.operations import records
 from flask_idempotency.operations.records import Case, Refused
 from flask_idempotency.web import operator
@@ -81,11 +81,10 @@ def naming_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def steps_named(
-    steps: Sequence[SeenStep], rules: StepRules | None, name: str, item: str | None
+    steps: Sequence[SeenStep], policy: Policy, name: str, item: str | None
 ) -> tuple[list[SeenStep], list[SeenStep]]:
     """Return the recorded steps of this name, and those of them with this item."""
-    name = name if rules is None else rules.recorded_as(name)
-    named = [step for step in steps if step.name == name]
+    named = [step for step in steps if step.name == policy.recorded_as(name)]
     return named, [step for step in named if item == (None if step.item is None else str(step.item))]
 
 

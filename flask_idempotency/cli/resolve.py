@@ -28,7 +28,6 @@ from flask_idempotency.engine.model import OverQuota, RequestInfo, StoredRespons
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, SettledStep
-from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.operations import records
 from flask_idempotency.operations.records import AuditNote, Case, Refused, ResolveReport
 from flask_idempotency.settings.consumers import LONGEST_RESULT
@@ -165,14 +164,14 @@ class GivenStep:
                 "--result holds no JSON that a step can keep. Quote a text twice: --result '\"ch_1\"'."
             ) from None
 
-    def settled(self, steps: Sequence[SeenStep], rules: StepRules | None) -> SettledStep:
+    def settled(self, steps: Sequence[SeenStep], policy: Policy) -> SettledStep:
         """Return what became of this step among those of a record.
 
         Raises `Refused` if it is not recorded, or if the code that runs now cannot return the result.
         """
-        named, met = steps_named(steps, rules, self.name or "", self.item)
+        named, met = steps_named(steps, policy, self.name or "", self.item)
         if len(met) == 1:
-            return settled_step(met[0], rules, self.value(), named="--result")
+            return settled_step(met[0], policy, self.value(), named="--result")
         if named and self.item is None:
             raise Refused("This step is recorded with an item. Add --item, as `show` prints it. Nothing was changed.")
         raise Refused("No such step is recorded: `flask idempotency show` lists them. Nothing was changed.")
@@ -256,7 +255,7 @@ def resolve_command(
         shown = [] if of_message else [f"Response: {operator.described(stored)}"]
         if stored.body:
             shown.append(f"Body: {clean(stored.body.decode(errors='replace')[:SHOWN])}")
-        if left := ", ".join(map(clean, undone(operator.recorded_of(case.first)[1], policy.step_rules))):
+        if left := ", ".join(map(clean, undone(operator.recorded_of(case.first)[1], policy))):
             shown.append(f"No retry goes on then. These effects never happen, unless they did already: {left}.")
         what = "value" if of_message else "response"
         _ask(case, policy, *shown, f"Give this {what} to retries from now on?", yes=yes)
@@ -334,7 +333,7 @@ def _resumed(
     """Settle a step, or let the next retry go on. Return the report, whether a warning was overruled, and what to say."""
     policy = operator.policy_for(case.first.record.info)
     journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
-    settled = [() if of_step.name is None else (of_step.settled(each, policy.step_rules),) for each in steps]
+    settled = [() if of_step.name is None else (of_step.settled(each, policy),) for each in steps]
     against = _warnings(case, force=force, steps=False) if never_happened else []
     _ask(case, policy, "Settle this step?" if settled[0] else "Let the next retry go on?", yes=yes, against=against)
     done = records.resume(operator.settler(), case, journals, settled, word)

@@ -275,9 +275,9 @@ def show_command(named: record_options.RecordOptions, downstream: str | None, it
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
     """Return the key of this step, or of any name. Raises `Refused` rather than show a key that no call has sent."""
-    rules = operator.policy_for(found.record.info).step_rules
-    name = name if rules is None else rules.recorded_as(name)
-    recorded, met = record_options.steps_named(operator.recorded_of(found)[1], rules, name, item)
+    policy = operator.policy_for(found.record.info)
+    name = policy.recorded_as(name)
+    recorded, met = record_options.steps_named(operator.recorded_of(found)[1], policy, name, item)
     if (recorded or item is not None) and len(met) != 1:
         what = "is recorded for items" if recorded and item is None else "is not recorded with this item"
         raise Refused(f"The step {printable(name)} {what}. Give --item as `show` prints it.")

@@ -169,16 +169,21 @@ class DataKeyring:
 
     def prepare(self, tid: bytes) -> None:
         """Cache the key, so that `for_sealing` needs neither store nor provider for some minutes."""
-        if self._cached(tid, within=CACHE_SECONDS) is None:
-            self._load_sealing_key(tid)
+        self.for_sealing(tid, within=CACHE_SECONDS)
 
-    def for_sealing(self, tid: bytes) -> UnwrappedKey:
+    def for_sealing(self, tid: bytes, *, within: float = FINISHING_SECONDS) -> UnwrappedKey:
         """Return the tenant's newest enabled data key under the ring's newest key. Make one if there is none.
 
         The ring is this process's: during a rotation, another process may have another newest key, and both must work.
         Damaged data keys raise `KeyProviderUnavailable` here, because the response to seal is not corrupt.
         """
-        return self._cached(tid, within=FINISHING_SECONDS) or self._load_sealing_key(tid)
+        if (cached := self._cached(tid, within=within)) is not None:
+            return cached
+        since, kid = self._cache.now(), self._newest()
+        key = self._find_or_make(tid, kid, self._data_keys)
+        for number in (_SEALING, key.number):
+            self._cache.put((tid, number), key, since=since)
+        return key
 
     def for_opening(self, tid: bytes, by: SealedBy, *, afresh: bool = False) -> UnwrappedKey:
         """Return the data key that this response names. Raises `CorruptRecord` if there is none.
@@ -219,13 +224,6 @@ class DataKeyring:
     def _cached(self, tid: bytes, *, within: float) -> UnwrappedKey | None:
         key = self._cache.get((tid, _SEALING), within=within)
         return key if key is not None and key.kid == self._newest() else None
-
-    def _load_sealing_key(self, tid: bytes) -> UnwrappedKey:
-        since, kid = self._cache.now(), self._newest()
-        key = self._find_or_make(tid, kid, self._data_keys)
-        for number in (_SEALING, key.number):
-            self._cache.put((tid, number), key, since=since)
-        return key
 
     def _find_or_make(self, tid: bytes, kid: str, data_keys: DataKeys, *, remembered: float = 0.0) -> UnwrappedKey:
         if not KID.fullmatch(kid):

@@ -67,7 +67,7 @@ def settle(visit: Visit, handle: str) -> Page:
         **_shared(view, case, visit.url("settle", handle=handle), operator.objections(case)),
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
         "message": message,
-        "undone": undone(operator.recorded_of(case.first)[1], policy.step_rules),
+        "undone": undone(operator.recorded_of(case.first)[1], policy),
     }
 
     def do(fields: Mapping[str, str]) -> Page:
@@ -107,7 +107,7 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
         return steps[number - 1].entry.id + steps[number - 1].state.value.encode()
 
     view, case, fields = _opened(visit, handle, "settle", part=chosen)
-    part, rules = chosen(case.first), operator.policy_for(case.first.record.info).step_rules
+    part, policy = chosen(case.first), operator.policy_for(case.first.record.info)
     journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
     step = steps[0][number - 1]
     if not step.in_doubt:
@@ -135,7 +135,7 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
                 raise Refused("This step cannot be told from others under another secret. Settle the whole request.")
             same = step if each is steps[0] else alike[0]
             try:
-                settled.append([settled_step(same, rules, result, named="The result")])
+                settled.append([settled_step(same, policy, result, named="The result")])
             except Refused as refused:
                 raise Invalid(str(refused)) from None
         forced = verdict == "never" and bool(shared["against"])

@@ -146,7 +146,7 @@ def _change(visit: Visit, case: Case, reason: str, *, status: int | None) -> Non
     policy = operator.policy_for(about)
     operator.check_cache(case)
     if status is not None:
-        if left := undone(operator.recorded_of(case.first)[1], policy.step_rules):
+        if left := undone(operator.recorded_of(case.first)[1], policy):
             raise Refused(f"Some effects would never happen: {', '.join(left)}. Settle its step, or use its own form.")
         stored, _ = operator.response_for(policy, status, None)
         if about.method == MESSAGE:

@@ -35,7 +35,6 @@ from flask_idempotency.engine.waiting import Waiters
 if TYPE_CHECKING:
     from flask_idempotency.engine.capabilities import DataLossDetector, Recovery, Void
     from flask_idempotency.engine.journal import Journals, StepTransactions
-    from flask_idempotency.engine.step_rules import StepRules
     from flask_idempotency.engine.steps import Steps
     from flask_idempotency.engine.store import Codec, Store, Transaction, Transactions
 
@@ -152,11 +151,13 @@ class Claim:
 
     # What most claims never set is an attribute of the class, so that they do not pay for it.
     _point_passed = False
-    _ending = False
+    ended: bool = False
+    """Whether `complete`, `release` or `quarantine` was called. The store may not have taken that yet."""
     _lost = False
     _pending: ClaimEnding | None = None
     _pending_since = 0.0
-    _stored = False
+    stored: bool = False
+    """Whether the store has taken the end of this claim. False while the write is repeated, and if it was given up."""
     _repeated: Event | None = None
     """Set when no write is left to repeat."""
     _transaction: Transaction | None = None
@@ -192,6 +193,8 @@ class Claim:
         self._policy = policy
         self._granted = granted
         self._token = token
+        # A store that cannot remember a key after its response has expired does not know `remember`.
+        self._lives = {"keep": policy.keep} | ({} if policy.remember is None else {"remember": policy.remember})
         self._requested_at = requested_at
         self.label: str = newest.key.label
         self.operation: str = newest.info.operation
@@ -221,11 +224,6 @@ class Claim:
         return next(request.key for request, grant in reversed(self._granted) if grant.attempt == most)
 
     @property
-    def fingerprint(self) -> bytes:
-        """The fingerprint of the request that holds the claim, under the newest secret."""
-        return self.contexts[0].fingerprint
-
-    @property
     def did_nothing(self) -> bool:
         """Whether its work surely had no effect so far: the store would have a trace of one."""
         had_steps = self.steps is not None and self.steps.has_effects
@@ -237,16 +235,6 @@ class Claim:
         return self._point_passed or (self._transaction is not None and self._transaction.committed_early)
 
     @property
-    def stored(self) -> bool:
-        """Whether the store has taken the end of this claim. False while the write is repeated, and if it was given up."""
-        return self._stored
-
-    @property
-    def ended(self) -> bool:
-        """Whether `complete`, `release` or `quarantine` was called. The store may not have taken that yet."""
-        return self._ending
-
-    @property
     def repeating(self) -> bool:
         """Whether the last write is repeated, because the store did not take it."""
         return self._pending is not None
@@ -256,14 +244,14 @@ class Claim:
 
         Raises `LeaseLost` if a repeated write found that the record belongs to another attempt.
         """
-        if self._stored:
+        if self.stored:
             return True
         self._repeated = repeated = Event()
         if self._pending is not None:
             repeated.wait(seconds)
         if self._lost:
             raise LeaseLost("another attempt took over before the store took the result")
-        return self._stored
+        return self.stored
 
     def join(self, transactions: Transactions) -> None:
         """Commit the view's rows together with the record from here on, or not at all."""
@@ -276,28 +264,26 @@ class Claim:
         )
         self.transactional = True
 
-    def begin_steps(self, rules: StepRules | None) -> str:
+    def begin_steps(self) -> str:
         """Read what earlier attempts recorded, and compare it with the steps that the endpoint declares.
 
         Return why the view must not begin: the quarantine reason, or empty. Raises `StoreUnavailable` if the journal cannot
         be read now, and `CorruptRecord` if it is unreadable.
         """
         journals, attempts = self._deps.journals, [grant.attempt for _, grant in self._granted]
-        if journals is None or (rules is None and max(attempts) == 1):
+        declared = self._policy.steps or self._policy.dropped_steps
+        if journals is None or (not declared and max(attempts) == 1):
             return ""
         # For the endpoints that have steps, or had some.
-        from flask_idempotency.engine.step_rules import StepRules
         from flask_idempotency.engine.steps import Steps
 
         steps = Steps(
             list(zip(self.contexts, attempts, strict=True)),
-            rules or StepRules.of(()),
+            self._policy,
             journals,
             self._deps.codec,
             self._deps.observers,
-            label=self.label,
             operation=self.operation,
-            lease=self._policy.lease,
             monotonic=self._deps.monotonic,
             refuse=self._refuse_steps,
             transactions=self._deps.step_transactions,
@@ -317,7 +303,7 @@ class Claim:
     def _refuse_steps(self) -> None:
         if self._lost:
             raise LeaseLost("another attempt took over, so no further step of this one begins")
-        if self._ending:
+        if self.ended:
             raise RuntimeError("the claim has ended: take all steps before the response is complete")
         if self._deps.monotonic() - self._requested_at > self._policy.max_runtime:
             raise LeaseLost("the request runs longer than max_runtime, so no further step of it begins")
@@ -379,7 +365,7 @@ class Claim:
 
     def release_unstarted(self) -> None:
         """Release all keys of this claim. Call it only if the view has not started."""
-        self._ending = True
+        self.ended = True
         self._deps.renewer.remove(self)
         try:
             self._write(ClaimEnding("release-unstarted"))
@@ -405,7 +391,7 @@ class Claim:
         if self._pending is not None:
             self._repeat(self._pending, last=now - self._pending_since > limit)
             return None
-        if self._ending:
+        if self.ended:
             return None
         if now - self._requested_at > limit:
             self._deps.observers(events.MaxRuntimeExceeded(self.label, self.operation))
@@ -413,7 +399,7 @@ class Claim:
         try:
             self._renew()
         except LeaseLost:
-            if not self._ending:
+            if not self.ended:
                 self._lost = True
                 self._deps.observers(events.LeaseExpired(self.label, self.operation))
             return None
@@ -456,7 +442,7 @@ class Claim:
             self._retry_later(ending, error)
 
     def _stop_renewal(self) -> None:
-        self._ending = True
+        self.ended = True
         self._deps.renewer.remove(self)
         if self._lost:
             # A renewal found this. It holds even if the store does not answer now.
@@ -507,7 +493,7 @@ class Claim:
             raise
         finally:
             self._deps.waiters.notify(self.contexts[0].key)
-        self._stored = True
+        self.stored = True
         if ending.sealed is not None:
             event = ending.sealed.completed(self.label, self.operation)
             self.kept = event.kept
@@ -529,11 +515,7 @@ class Claim:
                 try:
                     payload = ending.sealed.payload(context)
                     store = self._deps.store if self._journals is None else self._journals
-                    keep, remember = self._policy.keep, self._policy.remember
-                    if remember is None:
-                        store.complete(context.key, self._token, payload, keep=keep)
-                    else:
-                        store.complete(context.key, self._token, payload, keep=keep, remember=remember)
+                    store.complete(context.key, self._token, payload, **self._lives)
                     return None
                 except DataKeyMissing as missing:
                     ending.sealed.discard(missing)
@@ -561,11 +543,7 @@ class Claim:
         try:
             self._stop_renewal()
             sealed.payloads()  # before the commit begins: a codec that fails must leave the transaction alone
-            keep, remember = self._policy.keep, self._policy.remember
-            if remember is None:
-                transaction.settle(sealed.write_all, keep=keep, otherwise=self._undo)
-            else:
-                transaction.settle(sealed.write_all, keep=keep, remember=remember, otherwise=self._undo)
+            transaction.settle(sealed.write_all, otherwise=self._undo, **self._lives)
         except LeaseLost:
             transaction.roll_back()
             self._deps.observers(events.LeaseExpired(self.label, self.operation))
@@ -586,7 +564,7 @@ class Claim:
         finally:
             transaction.leave()
             self._deps.waiters.notify(self.key)
-        self._stored = True
+        self.stored = True
         event = sealed.completed(self.label, self.operation)
         self.kept = event.kept
         self._deps.observers(event)

@@ -143,7 +143,7 @@ class Engine:
         match record:
             case Record(fingerprint=other) if other == VOIDED and claim.did_nothing:
                 return Voided(first_seen=record.requested_at)
-            case Record(fingerprint=other) if other != claim.fingerprint:
+            case Record(fingerprint=other) if other != claim.contexts[0].fingerprint:
                 # The store lost this claim, and another request used the key.
                 return Unknown(reason="lease-lost")
             case Record(requested_at=first_seen) if record.is_skeleton:
@@ -388,7 +388,13 @@ class Engine:
                 # The store has answered, so this key was not granted.
                 if granted:
                     Claim(deps, policy, granted, token=token, requested_at=requested_at).release_unstarted()
-                self._publish_refusal(error, newest.key.label, request.info.operation)
+                label, operation = newest.key.label, request.info.operation
+                if isinstance(error, CorruptRecord):
+                    deps.observers(events.RecordCorrupt(label, operation))
+                    raise
+                if error.noticed:
+                    deps.observers(events.DataLossDetected(label, operation, loss=error.loss))
+                deps.observers(events.RefusedAfterDataLoss(label, operation, loss=error.loss))
                 raise
             except BaseException:
                 # It may have been granted, and its work will not begin.
@@ -416,7 +422,7 @@ class Engine:
         # Whatever the policy is: an earlier release of the application may have recorded steps. A first attempt has none.
         declared = policy.steps or policy.dropped_steps
         first = len(granted) == 1 and granted[0][1].attempt == 1
-        held = "" if first and not declared else self._begin_steps(claim, policy)
+        held = "" if first and not declared else self._begin_steps(claim)
         if held:
             with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
                 claim.quarantine(held)
@@ -431,10 +437,10 @@ class Engine:
         deps.renewer.add(claim, after=policy.lease / 3)
         return claim, newest
 
-    def _begin_steps(self, claim: Claim, policy: Policy) -> str:
+    def _begin_steps(self, claim: Claim) -> str:
         """Read the steps of earlier attempts. Return why the view must not begin: the quarantine reason, or empty."""
         try:
-            return claim.begin_steps(policy.step_rules)
+            return claim.begin_steps()
         except CorruptRecord:
             self._deps.observers(events.RecordCorrupt(claim.label, claim.operation))
             claim.quarantine(CORRUPT)
@@ -446,14 +452,6 @@ class Engine:
             # Such as a module that an upgrade of this package has taken away.
             claim.release_first_attempt()
             raise
-
-    def _publish_refusal(self, error: CorruptRecord | StoreDataLoss, label: str, operation: str) -> None:
-        if isinstance(error, CorruptRecord):
-            self._deps.observers(events.RecordCorrupt(label, operation))
-            return
-        if error.noticed:
-            self._deps.observers(events.DataLossDetected(label, operation, loss=error.loss))
-        self._deps.observers(events.RefusedAfterDataLoss(label, operation, loss=error.loss))
 
     def _refuse(
         self,

@@ -266,12 +266,8 @@ def _ecmascript(number: Decimal) -> str:
     return "-" + text if negative else text
 
 
-def _constant(name: str) -> _Refused:
-    return _REFUSED
-
-
 _DECODER = JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant, strict=True
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=lambda _: _REFUSED, strict=True
 )
 
 

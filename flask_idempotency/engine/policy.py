@@ -15,7 +15,7 @@ from flask_idempotency.engine.model import LARGEST_KEPT, OnExpiry
 from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
-    from flask_idempotency.engine.step_rules import Step, StepRules
+    from flask_idempotency.engine.step_rules import Step
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional", "steps"]
 
@@ -105,14 +105,21 @@ class Policy:
             # Nothing is remembered beyond the response, so it costs nothing.
             object.__setattr__(self, "remember", None)
 
-    @property
-    def step_rules(self) -> StepRules | None:
-        """What the view's steps are compared with. None: this endpoint has no steps, and has dropped none."""
-        if not self.steps and not self.dropped_steps:
-            return None
-        from flask_idempotency.engine.step_rules import StepRules  # for the endpoints that have steps
+    def step(self, name: str) -> Step | None:
+        """Return the step of this name. None: this endpoint does not list it."""
+        return next((step for step in self.steps if step.name == name), None)
 
-        return StepRules.of(self.steps, dropped=self.dropped_steps, any_order=self.steps_in_any_order)
+    def recorded_as(self, name: str) -> str:
+        """Return the name in journals and downstream keys: the original one of a renamed step. Any other stays as it is."""
+        step = self.step(name)
+        return name if step is None else step.recorded_as
+
+    def recorded_step(self, name: str) -> Step | None:
+        """Return the step that is recorded under this name, through `was` too. None: this endpoint has none.
+
+        An entry under the new name of a renamed step fits no step: it has another identity, so the step would run again.
+        """
+        return next((step for step in self.steps if step.recorded_as == name), None)
 
     @property
     def lifetime(self) -> float:

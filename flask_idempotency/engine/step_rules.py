@@ -1,16 +1,16 @@
-"""Declare the steps of an endpoint, and compare the recorded ones with them."""
+"""Declare the steps of an endpoint."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, is_dataclass
+from dataclasses import KW_ONLY, dataclass, is_dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, get_args
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.journal import BESIDE, Effects, Journal
+from flask_idempotency.engine.journal import Effects
 
 Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """A dataclass or NamedTuple that a step returns; or two functions, to plain values and back from them."""
@@ -160,54 +160,6 @@ def _says_nothing(error: type[BaseException]) -> bool:
 
 def _is_named(error: type[Any], named: Mapping[str, frozenset[str]]) -> bool:
     return any(error.__name__ in named.get(part, ()) for part in str(error.__module__).split("."))
-
-
-@dataclass(frozen=True, slots=True)
-class StepRules:
-    """The steps that an endpoint declares. Made once from its policy, by `StepRules.of`."""
-
-    steps: Mapping[str, Step]
-    """By their names."""
-    dropped: frozenset[str] = frozenset()
-    """Recorded names that the endpoint has given up on purpose."""
-    any_order: bool = False
-    """Whether a new effect may begin although recorded ones have not been asked for yet."""
-    _recorded: Mapping[str, Step] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_recorded", {step.recorded_as: step for step in self.steps.values()})
-
-    @classmethod
-    def of(cls, steps: Sequence[Step], *, dropped: frozenset[str] = frozenset(), any_order: bool = False) -> StepRules:
-        """Make the rules of these steps. Their names differ: `faults` checks that."""
-        return cls({step.name: step for step in steps}, dropped, any_order)
-
-    def rule(self, name: str) -> Step:
-        """Return the step of this name. Raises `UndeclaredStep` if the endpoint does not list it."""
-        try:
-            return self.steps[name]
-        except KeyError:
-            raise UndeclaredStep(
-                f"this endpoint does not list the step {name!r}, so it did not run. Add it to steps= of the endpoint, or call "
-                "the function outside of a step."
-            ) from None
-
-    def recorded_as(self, name: str) -> str:
-        """Return the name in downstream keys: the original one of a renamed step. Any other name stays as it is."""
-        step = self.steps.get(name)
-        return name if step is None else step.recorded_as
-
-    def of_recorded(self, name: str) -> Step | None:
-        """Return the step that is recorded under this name, through `was` too. None: the endpoint has none.
-
-        An entry under the new name of a renamed step fits no step: it has another identity, so the step would run again.
-        """
-        return self._recorded.get(name)
-
-    def undeclared(self, journal: Journal) -> list[str]:
-        """Return the recorded names that this endpoint neither declares nor has dropped, each once."""
-        names = dict.fromkeys(entry.name for entry in journal.entries if entry.name[:1] != BESIDE)
-        return [name for name in names if name not in self.dropped and self.of_recorded(name) is None]
 
 
 def step_faults(steps: Sequence[Step], dropped: frozenset[str], *, joint: bool) -> list[str]:

@@ -46,7 +46,8 @@ from flask_idempotency.engine.journal import (
 from flask_idempotency.engine.keys import step_digest, step_id
 from flask_idempotency.engine.model import ERASED, IN_DOUBT, SealContext, StoredPayload, write_sealed
 from flask_idempotency.engine.outages import cause_of
-from flask_idempotency.engine.step_rules import Step, StepRules
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.step_rules import Step, UndeclaredStep
 from flask_idempotency.engine.store import Codec, StepCodec
 
 _ERASED: Final = StoredPayload(b"", 0, True, 0, ERASED)
@@ -111,14 +112,12 @@ class Steps:
     def __init__(
         self,
         granted: Sequence[tuple[SealContext, int]],
-        rules: StepRules,
+        policy: Policy,
         journals: Journals,
         codec: Codec,
         observers: events.Observers,
         *,
-        label: str,
         operation: str,
-        lease: float,
         monotonic: Callable[[], float],
         refuse: Callable[[], None],
         transactions: StepTransactions | None = None,
@@ -131,14 +130,13 @@ class Steps:
         if sealer is None:
             raise TypeError(f"{type(codec).__name__} cannot seal steps: it has no `steps`")
         self._records = [_Record(context, attempt) for context, attempt in granted]
-        self.rules: StepRules = rules
+        self._policy = policy
         self._journals = journals
         self._codec = codec
         self._sealer = sealer
         self._observers = observers
-        self._label = label
+        self._label = granted[0][0].key.label
         self._operation = operation
-        self._lease = lease
         self._monotonic = monotonic
         self._refuse = refuse
         self._transactions = transactions
@@ -168,6 +166,7 @@ class Steps:
 
         `poisoned` is set if the recorded steps do not fit the endpoint: then the view must not begin.
         """
+        declared = self._policy.dropped_steps | {step.recorded_as for step in self._policy.steps}
         with self._locked():
             for record in self._records:
                 if record.attempt == 1:
@@ -184,7 +183,7 @@ class Steps:
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
-                elif unknown := self.rules.undeclared(journal):
+                elif unknown := [each.name for each in record.entries.values() if each.name not in declared]:
                     self._poison(unknown[0], "undeclared")
             if len(self._records) > 1 and not self.poisoned:
                 self.has_gap = not all(record.earlier for record in self._records)
@@ -251,6 +250,16 @@ class Steps:
         with self._lock:
             return tuple(dict.fromkeys(entry.name for entry in self._unasked()))
 
+    def rule(self, name: str) -> Step:
+        """Return the declared step of this name. Raises `UndeclaredStep`."""
+        step = self._policy.step(name)
+        if step is None:
+            raise UndeclaredStep(
+                f"this endpoint does not list the step {name!r}, so it did not run. Add it to steps= of the endpoint, or call "
+                "the function outside of a step."
+            )
+        return step
+
     def hold(self) -> str:
         """Return why a response that is to be kept must be a quarantine instead. Empty: it may be kept."""
         with self._locked():
@@ -301,7 +310,7 @@ class Steps:
             if self.poisoned:
                 raise StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
             self._refuse()
-            declared = self.rules.rule(name)
+            declared = self.rule(name)
             step = declared if own is None else own
             if in_line and self._line is not None:
                 raise RuntimeError(
@@ -374,7 +383,7 @@ class Steps:
                 met = any(entry.name == name for entry in record.entries.values())
             if met:
                 raise self._changed(step.name, "item", f"{fault}, and is recorded otherwise")
-        if step.effects != "pure" and in_line and not self.rules.any_order:
+        if step.effects != "pure" and in_line and not self._policy.steps_in_any_order:
             for left in self._unasked():
                 if left.in_line and left.name != name:
                     raise self._changed(
@@ -413,7 +422,7 @@ class Steps:
                 [record.context.key for record in self._records],
                 self._records[0].context.token,
                 fences=[record.context.fence for record in self._records],
-                lease=self._lease,
+                lease=self._policy.lease,
                 operation=self._operation,
                 early=lambda: self._early(run),
                 on_early_commit=lambda: self._observers(events.CommittedEarly(self._label, self._operation)),
@@ -536,7 +545,7 @@ class Steps:
                 entry = record.entries.get(id)
                 if entry is None or id in self._asked_ids or not entry.has_effect:
                     continue
-                if entry.name not in self.rules.dropped:
+                if entry.name not in self._policy.dropped_steps:
                     yield entry
 
     def _note(self, run: StepRun, state: StepState, result: bytes | None, *, took: float = 0.0) -> None:
@@ -579,7 +588,7 @@ class Steps:
 
     def _write(self, record: _Record) -> None:
         context, writing = record.context, self._writing(record)
-        self._journals.write(context.key, context.token, fence=context.fence, writing=writing, lease=self._lease)
+        self._journals.write(context.key, context.token, fence=context.fence, writing=writing, lease=self._policy.lease)
 
     def _writing(self, record: _Record) -> JournalWrite:
         record.number += 1

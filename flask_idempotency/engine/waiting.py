@@ -55,15 +55,31 @@ class Waiters:
         `status`: a client only asks for the status of the key. Such waits get at most half of the slots of the process, and
         half of those of a key, so that they never keep a duplicate from waiting for its response.
         """
-        event = self._take_slot(key, status=status)
-        if event is None:
+        event = threading.Event()
+        with self._lock:
+            waiting = self._waiting.get(key, [])
+            free = self._free > 0 and len(waiting) < SLOTS_PER_KEY
+            if status and free:
+                asking = self._status.intersection(waiting)
+                free = len(self._status) < self._slots // 2 and len(asking) < SLOTS_PER_KEY // 2
+            if free:
+                self._free -= 1
+                self._waiting[key] = [*waiting, event]
+                if status:
+                    self._status.add(event)
+        if not free:
             yield None
             return
         try:
             with nullcontext() if self._notifier is None else self._notifier.subscribe((key, *former), event.set):
                 yield event
         finally:
-            self._free_slot(key, event)
+            with self._lock:
+                self._free += 1
+                self._status.discard(event)
+                self._waiting[key].remove(event)
+                if not self._waiting[key]:
+                    del self._waiting[key]
 
     def notify(self, key: StorageKey) -> None:
         """Wake the requests that wait for this key: its claim has ended."""
@@ -72,29 +88,3 @@ class Waiters:
         with self._lock:
             for event in self._waiting.get(key, ()):
                 event.set()
-
-    def _take_slot(self, key: StorageKey, *, status: bool = False) -> threading.Event | None:
-        with self._lock:
-            waiting = self._waiting.get(key, [])
-            if self._free <= 0 or len(waiting) >= SLOTS_PER_KEY:
-                return None
-            if status and (
-                len(self._status) >= self._slots // 2 or len(self._status.intersection(waiting)) >= SLOTS_PER_KEY // 2
-            ):
-                return None
-            self._free -= 1
-            event = threading.Event()
-            if status:
-                self._status.add(event)
-            self._waiting[key] = [*waiting, event]
-            return event
-
-    def _free_slot(self, key: StorageKey, event: threading.Event) -> None:
-        with self._lock:
-            self._free += 1
-            self._status.discard(event)
-            others = [other for other in self._waiting[key] if other is not event]
-            if others:
-                self._waiting[key] = others
-            else:
-                del self._waiting[key]

@@ -116,14 +116,11 @@ class ResolverContext:
                 self.settler.note(found, SAYS_FAILED, cause_of(error))
             return "failed"
 
-        def recorded_as(name: str) -> str:
-            rules = self.policy_of(found.record.info).step_rules
-            return name if rules is None else rules.recorded_as(name)
-
         try:
             journal, steps = self.steps(found)
         except CorruptRecord as error:
             return failed(error, str(error))
+        recorded_as = self.policy_of(found.record.info).recorded_as
         unknown = UnknownOutcome(found.record, lambda name: self.downstream(found, name), steps, recorded_as)
         try:
             resolution = resolver(unknown)

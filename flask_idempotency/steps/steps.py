@@ -314,7 +314,7 @@ def _begin(
     if work is None or steps is None:
         return _Call(name, item, work)
     given = {} if function is None else arguments.bind(function, args, kwargs)
-    rule = steps.rules.rule(name)
+    rule = steps.rule(name)
     if own is not None and (own.effects, own.was) != (rule.effects, rule.was):
         raise RuntimeError(
             f"step {name!r}: its decorator says effects={own.effects!r} and was={own.was!r}, and {work.operation} lists it "
@@ -540,10 +540,8 @@ def downstream_key(work: Running, name: str, item: Item | None = None) -> str:
     claim = work.claim
     if claim is None or work.oldest is None:
         raise RuntimeError("a downstream key belongs to a claim, and this code runs without one.")
-    if claim.steps is not None:
-        # A call outside of steps has a key too, under any name.
-        name = claim.steps.rules.recorded_as(name)
-    return work.oldest.downstream_key(claim.oldest_key, name, values.encode_item(item))
+    # A call outside of steps has a key too, under any name.
+    return work.oldest.downstream_key(claim.oldest_key, work.policy.recorded_as(name), values.encode_item(item))
 
 
 def _item_of(step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Item | None:

@@ -76,7 +76,7 @@ def abandoned(policy: Policy) -> str:
     """Return what happens to a key whose worker vanished."""
     if policy.on_expiry is OnExpiry.QUARANTINE:
         return "quarantined"
-    if policy.step_rules is not None:
+    if policy.steps or policy.dropped_steps:
         return "taken over, or quarantined in a plain step"
     return "taken over, or quarantined past its point" if policy.effects in _HAS_POINT else "taken over"
 
@@ -97,7 +97,8 @@ def failed(policy: Policy) -> str:
 
 
 def _released(policy: Policy) -> str:
-    return "released" if policy.step_rules is None else "paused between its steps, or quarantined with one in doubt"
+    has_steps = policy.steps or policy.dropped_steps
+    return "paused between its steps, or quarantined with one in doubt" if has_steps else "released"
 
 
 def scope_of(row: PolicyRow) -> str:

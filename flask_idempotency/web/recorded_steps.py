@@ -19,7 +19,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.journal import EMPTY, LARGEST_RESULT, Entry, Journal, Journals
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Resume, SeenStep, SettledStep
-from flask_idempotency.engine.step_rules import Step, StepRules
+from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.store import Codec
 from flask_idempotency.operations.records import Refused, StepView
 from flask_idempotency.operations.times import moment
@@ -116,17 +116,16 @@ def as_stored(resolution: Resolution, policy: Policy) -> Resolution:
 def _with_result(settled: SettledStep, policy: Policy) -> SettledStep:
     if not settled.happened:
         return settled
-    rules = policy.step_rules
-    rule: Step | None = None if rules is None else rules.of_recorded(settled.step.name)
+    rule = policy.recorded_step(settled.step.name)
     return replace(settled, result=result_of_step(settled.step.name, settled.result, rule))
 
 
-def settled_step(step: SeenStep, rules: StepRules | None, result: bytes | None, *, named: str) -> SettledStep:
+def settled_step(step: SeenStep, policy: Policy, result: bytes | None, *, named: str) -> SettledStep:
     """Return what became of this step: it happened with this result, or it never happened (None).
 
     Raises `Refused` if the code that runs now cannot return the result, which the operator knows by this name.
     """
-    rule = None if rules is None else rules.of_recorded(step.name)
+    rule = policy.recorded_step(step.name)
     if result is not None and rule is not None:
         try:
             values.from_plain(values.decode(result), rule.returns)
@@ -142,14 +141,14 @@ def settled_step(step: SeenStep, rules: StepRules | None, result: bytes | None, 
     return SettledStep(step, happened=result is not None, result=result)
 
 
-def undone(found: Sequence[SeenStep], rules: StepRules | None) -> list[str]:
+def undone(found: Sequence[SeenStep], policy: Policy) -> list[str]:
     """Return the steps with an effect that did not finish, or never began: if the request is settled, they never happen."""
     begun = [
         f"{step.name}{'' if step.item is None else f' of {step.item}'} ({'in doubt' if step.in_doubt else 'not finished'})"
         for step in found
         if step.finished_at is None
     ]
-    declared = [] if rules is None else [step for step in rules.steps.values() if step.effects != "pure"]
+    declared = [step for step in policy.steps if step.effects != "pure"]
     recorded = {step.name for step in found}
     return begun + [f"{step.name} (not begun)" for step in declared if step.recorded_as not in recorded]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
@@ -79,14 +81,15 @@ def test_a_form_that_is_sent_twice_makes_one_post(names: Names) -> None:
 
 def test_the_second_of_two_clicks_waits_for_the_first(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     app, begun, waiting, go = names["app"], Event(), Event(), Event()
-    sit = Waiters._take_slot
+    slot = Waiters.slot
 
-    def sat(room: Waiters, key: StorageKey, **kind: bool) -> Event | None:
-        seat = sit(room, key, **kind)
-        waiting.set()
-        return seat
+    @contextmanager
+    def seated(waiters: Waiters, *keys: StorageKey) -> Iterator[Event | None]:
+        with slot(waiters, *keys) as ended:
+            waiting.set()
+            yield ended
 
-    monkeypatch.setattr(Waiters, "_take_slot", sat)
+    monkeypatch.setattr(Waiters, "slot", seated)
 
     class Posts(list[Any]):
         def append(self, post: Any) -> None:

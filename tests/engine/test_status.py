@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -165,14 +167,15 @@ def test_it_waits_for_the_end_of_the_claim(house: House, monkeypatch: pytest.Mon
     """Woken, not polled: here the first look would come after an hour."""
     monkeypatch.setattr("flask_idempotency.engine.engine.FIRST_POLL_SECONDS", 3600.0)
     claim = house.won()
-    slot, seated, found = house.around.waiters._take_slot, threading.Event(), []
+    slot, seated, found = house.around.waiters.slot, threading.Event(), []
 
-    def take(key: StorageKey, **kind: bool) -> threading.Event | None:
-        event = slot(key, **kind)
-        seated.set()
-        return event
+    @contextmanager
+    def take(key: StorageKey, *former: StorageKey, status: bool = False) -> Iterator[threading.Event | None]:
+        with slot(key, *former, status=status) as event:
+            seated.set()
+            yield event
 
-    monkeypatch.setattr(house.around.waiters, "_take_slot", take)
+    monkeypatch.setattr(house.around.waiters, "slot", take)
     waiter = threading.Thread(target=lambda: found.append(status(house, wait=3600.0)))
     waiter.start()
     assert seated.wait(SECONDS)
@@ -214,10 +217,11 @@ def test_without_a_free_slot_it_answers_at_once(house: House) -> None:
 def test_it_takes_a_seat_of_those_that_wait_for_this_key(house: House) -> None:
     house.won()
     waiters = house.around.waiters
-    for _ in range(SLOTS_PER_KEY):
-        assert waiters._take_slot(house.key) is not None
+    with ExitStack() as seats:
+        for _ in range(SLOTS_PER_KEY):
+            assert seats.enter_context(waiters.slot(house.key)) is not None
 
-    assert not status(house, wait=3600.0).waited
+        assert not status(house, wait=3600.0).waited
 
 
 def test_a_store_that_fails_while_it_waits_is_asked_again(house: House) -> None:

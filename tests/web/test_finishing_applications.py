@@ -312,7 +312,6 @@ def test_a_release_that_knows_no_kept_request_holds_it_until_an_operator_resumes
     shop = paused()
     with monkeypatch.context() as former:
         former.setattr("flask_idempotency.engine.steps.BESIDE", "none")
-        former.setattr("flask_idempotency.engine.step_rules.BESIDE", "none")
         assert 409 == Shop(shop.store, shop.clock, policy={"finish": "client"}).post().status_code
     (record,) = shop.store._shared.records.values()
     assert (State.QUARANTINED, "steps-changed") == (record.state, record.reason)
