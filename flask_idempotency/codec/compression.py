@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine.errors import CorruptRecord, ResponseUnavailable
 
@@ -19,19 +19,6 @@ _SMALL, _LARGE = (12, 5), (zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
 _SMALL_BYTES = 8 * 1024
 """Up to here use a window of 4 KiB: Deflate then takes 32 KiB of memory, and the result is no larger. Its usual 256 KiB come
 from the kernel page by page, for every response, which costs ten times as much as compressing 2 KB."""
-
-
-class Compression(Protocol):
-    """One algorithm. `number` is 1 to 7; no other algorithm ever gets it."""
-
-    @property
-    def number(self) -> int: ...
-
-    def compress(self, data: bytes) -> bytes: ...
-
-    def decompress(self, data: bytes, *, max_bytes: int) -> bytes:
-        """Return the plain data. Raises `CorruptRecord` if it is damaged, or longer than `max_bytes`, as a bomb is."""
-        ...
 
 
 class Zlib:
@@ -128,6 +115,10 @@ def zstd_is_installed() -> bool:
         return False
     return True
 
+
+Compression: TypeAlias = Zlib | Zstd
+"""One algorithm. Its `number` is 1 to 7; no other algorithm ever gets it. `decompress` returns the plain data, and raises
+`CorruptRecord` if it is damaged, or longer than `max_bytes`, as a bomb is."""
 
 COMPRESSIONS: Mapping[str, Compression] = MappingProxyType({"zlib": Zlib(), "zstd": Zstd()})
 """By the name of the option `compression`."""

@@ -396,37 +396,32 @@ class EncryptedCodec:
                 return self._data_keys.still_opening(tid, by)
             return None
 
-        return lambda stored: self._open_body(stored, key_of, namespaces)
+        def opened(stored: StoredMessage) -> Message:
+            by, tid, message = stored.sealed_by, stored.tenant_id, stored.message
+            if by is None:
+                if self._plain_allowed:
+                    return message
+                raise Undeliverable(
+                    "the body is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: another program may have planted it"
+                )
+            if tid is None:
+                raise Undeliverable("the row is damaged: the body is encrypted, and its tenant is missing")
+            key = key_of(tid, by)
+            if key is None:
+                raise Undeliverable("the body cannot be opened: its data key was erased with the tenant, or is lost")
+            if message.body[:1] != _HEAD or len(message.body) < _SHORTEST:
+                raise Undeliverable("the body is damaged, or another release sealed it")
+            try:
+                plain = _decrypted(message.body, _body_bound(key, tid, message, former=stored.former))
+            except InvalidTag:
+                raise Undeliverable("the body was not sealed for this message, or has been changed") from None
+            if stored.former:
+                return replace(message, body=plain)
+            namespace, opened = _from_parts(message, plain)
+            if namespace not in namespaces:
+                raise Undeliverable("the message belongs to another namespace: another program has moved it")
+            return opened
 
-    def _open_body(
-        self,
-        stored: StoredMessage,
-        key_of: Callable[[bytes, SealedBy], UnwrappedKey | None],
-        namespaces: Collection[str],
-    ) -> Message:
-        by, tid, message = stored.sealed_by, stored.tenant_id, stored.message
-        if by is None:
-            if self._plain_allowed:
-                return message
-            raise Undeliverable(
-                "the body is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: another program may have planted it"
-            )
-        if tid is None:
-            raise Undeliverable("the row is damaged: the body is encrypted, and its tenant is missing")
-        key = key_of(tid, by)
-        if key is None:
-            raise Undeliverable("the body cannot be opened: its data key was erased with the tenant, or is lost")
-        if message.body[:1] != _HEAD or len(message.body) < _SHORTEST:
-            raise Undeliverable("the body is damaged, or another release sealed it")
-        try:
-            plain = _decrypted(message.body, _body_bound(key, tid, message, former=stored.former))
-        except InvalidTag:
-            raise Undeliverable("the body was not sealed for this message, or has been changed") from None
-        if stored.former:
-            return replace(message, body=plain)
-        namespace, opened = _from_parts(message, plain)
-        if namespace not in namespaces:
-            raise Undeliverable("the message belongs to another namespace: another program has moved it")
         return opened
 
     def _sealed(self, plain: StoredPayload, binding: SealContext | StepContext) -> StoredPayload:

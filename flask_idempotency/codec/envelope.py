@@ -48,10 +48,8 @@ _PAIR = re.compile(r"\r\n([!#$%&'*+.^_`|~0-9A-Za-z-]+): ([^\r\n\0]*)")
 _STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]{1,512}))?")
 
 
-@lru_cache(maxsize=256)
-def _is_name(name: str) -> bool:
-    # An application sends few names, and it chooses them itself.
-    return _NAME.fullmatch(name) is not None
+_name_of = lru_cache(maxsize=256)(_NAME.fullmatch)
+"""An application sends few names, and it chooses them itself."""
 
 
 class EnvelopeCodec:
@@ -100,7 +98,7 @@ class EnvelopeCodec:
             )
         text = f"{status:03d} {reason}" if reason else f"{status:03d}"
         for name, value in metadata:
-            if not _is_name(name):
+            if _name_of(name) is None:
                 raise NotStorable("the name of a header contains a character that no name has")
             text += f"\r\n{name}: {value}"
         # Each pair has brought one CR and one LF. Any other comes from a value or the reason.

@@ -58,7 +58,24 @@ def load_ring(source: object) -> KeyProvider:
     if isinstance(source, Mapping):
         return _from_pairs((str(kid), text) for kid, text in source.items())
     if isinstance(source, str):
-        return _from_text(source.strip())
+        source = source.strip()
+        if source.startswith("env:"):
+            name = source.removeprefix("env:")
+            if not os.environ.get(name, "").strip():
+                raise ConfigurationError(
+                    f"The key ring is configured as the environment variable {name}, which is not set."
+                )
+            return _from_lines(os.environ[name].split(","))
+        if source.startswith("file:"):
+            return _from_lines(read_private(Path(source.removeprefix("file:"))).splitlines())
+        scheme, _, rest = source.partition(":")
+        if scheme in SCHEMES and len(_decoded(rest) or b"") != KEY_BYTES:
+            from flask_idempotency.codec.key_services import SERVICES  # only with such a service
+
+            return SERVICES[scheme](rest)
+        # Whole keys end in "=", and no name does.
+        factory = _FACTORY.fullmatch(source)
+        return _from_factory(factory[1], factory[2]) if factory is not None else _from_lines(source.split(","))
     missing = [name for name in ("newest", "kids", "wrap", "unwrap") if getattr_static(source, name, None) is None]
     if missing:
         raise ConfigurationError(
@@ -79,30 +96,14 @@ def generate(kid: str | None = None, *, today: date | None = None) -> str:
     return f"{kid}:{b64encode(key).decode('ascii')}"
 
 
-def _from_text(source: str) -> KeyProvider:
-    if source.startswith("env:"):
-        name = source.removeprefix("env:")
-        if not os.environ.get(name, "").strip():
-            raise ConfigurationError(
-                f"The key ring is configured as the environment variable {name}, which is not set."
-            )
-        return _from_lines(os.environ[name].split(","))
-    if source.startswith("file:"):
-        return _from_lines(read_private(Path(source.removeprefix("file:"))).splitlines())
-    scheme, _, rest = source.partition(":")
-    if scheme in SCHEMES and len(_decoded(rest) or b"") != KEY_BYTES:
-        from flask_idempotency.codec.key_services import SERVICES  # only with such a service
-
-        return SERVICES[scheme](rest)
-    # Whole keys end in "=", and no name does.
-    factory = _FACTORY.fullmatch(source)
-    return _from_factory(factory[1], factory[2]) if factory is not None else _from_lines(source.split(","))
-
-
 def _from_factory(module: str, name: str) -> KeyProvider:
     # `name` may be what a shell has left of a key, and `module` a key, if id and key are swapped. So show neither, and do not
     # let Python quote them, unless there is such a package.
-    if not _is_package(module.partition(".")[0]):
+    try:
+        is_package = find_spec(module.partition(".")[0]) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        is_package = True
+    if not is_package:
         raise ConfigurationError(
             "The key ring is read as the name of a function, package.module:function, and there is no such package. If you "
             f"meant a key: its id comes first, then a colon, then {KEY_BYTES} bytes in base64. {MAKE_KEY}"
@@ -123,13 +124,6 @@ def _from_factory(module: str, name: str) -> KeyProvider:
         # Do not follow the name of another factory: two could call each other for ever.
         return _from_lines(made.split(","))
     return load_ring(made)
-
-
-def _is_package(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ValueError:  # a module without a spec, such as __main__
-        return True
 
 
 def _from_lines(lines: Iterable[str]) -> KeyRing:

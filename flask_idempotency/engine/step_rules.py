@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, is_dataclass
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias, get_args
 
 from flask_idempotency.engine.errors import ConfigurationError
@@ -18,53 +17,49 @@ Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SILENT: Final = (OSError, EOFError, BaseExceptionGroup)
 """Exceptions of Python's own that say nothing about an effect: the connection, or the reply, was lost."""
-_SILENT_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "aiohttp": frozenset({"ClientError"}),
-        "amqp": frozenset({"AMQPError"}),
-        "billiard": frozenset({"SoftTimeLimitExceeded", "WorkerLostError"}),  # of a Celery task
-        "botocore": frozenset({"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseStreamingError"}),
-        "celery": frozenset({"TimeoutError"}),
-        "flask_idempotency": frozenset({"IdempotencyError", "Unsettled", "CarriedOut"}),
-        "google": frozenset({"ServerError", "RetryError"}),
-        "grpc": frozenset({"RpcError"}),
-        "http": frozenset({"HTTPException"}),  # in http.client
-        "httpcore": frozenset({"NetworkError", "TimeoutException", "ProtocolError", "ProxyError"}),
-        "httpx": frozenset({"HTTPError", "StreamError"}),
-        "json": frozenset({"JSONDecodeError"}),  # of a reply
-        "kombu": frozenset({"OperationalError"}),
-        "pika": frozenset({"AMQPError"}),
-        "psycopg": frozenset({"OperationalError", "InterfaceError"}),
-        "psycopg2": frozenset({"OperationalError", "InterfaceError"}),
-        "pymongo": frozenset({"ConnectionFailure"}),
-        "redis": frozenset({"RedisError"}),
-        "requests": frozenset({"RequestException"}),
-        "sqlalchemy": frozenset({"OperationalError", "InterfaceError", "TimeoutError"}),
-        "simplejson": frozenset({"JSONDecodeError"}),
-        "sqlite3": frozenset({"OperationalError"}),
-        "stripe": frozenset({"APIConnectionError", "APIError", "IdempotencyError"}),
-        "subprocess": frozenset({"SubprocessError"}),
-        "urllib3": frozenset({"HTTPError"}),
-        "valkey": frozenset({"ValkeyError"}),
-        "xmlrpc": frozenset({"ProtocolError"}),
-    }
-)
+_SILENT_NAMES: Final[Mapping[str, frozenset[str]]] = {
+    "aiohttp": frozenset({"ClientError"}),
+    "amqp": frozenset({"AMQPError"}),
+    "billiard": frozenset({"SoftTimeLimitExceeded", "WorkerLostError"}),  # of a Celery task
+    "botocore": frozenset({"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseStreamingError"}),
+    "celery": frozenset({"TimeoutError"}),
+    "flask_idempotency": frozenset({"IdempotencyError", "Unsettled", "CarriedOut"}),
+    "google": frozenset({"ServerError", "RetryError"}),
+    "grpc": frozenset({"RpcError"}),
+    "http": frozenset({"HTTPException"}),  # in http.client
+    "httpcore": frozenset({"NetworkError", "TimeoutException", "ProtocolError", "ProxyError"}),
+    "httpx": frozenset({"HTTPError", "StreamError"}),
+    "json": frozenset({"JSONDecodeError"}),  # of a reply
+    "kombu": frozenset({"OperationalError"}),
+    "pika": frozenset({"AMQPError"}),
+    "psycopg": frozenset({"OperationalError", "InterfaceError"}),
+    "psycopg2": frozenset({"OperationalError", "InterfaceError"}),
+    "pymongo": frozenset({"ConnectionFailure"}),
+    "redis": frozenset({"RedisError"}),
+    "requests": frozenset({"RequestException"}),
+    "sqlalchemy": frozenset({"OperationalError", "InterfaceError", "TimeoutError"}),
+    "simplejson": frozenset({"JSONDecodeError"}),
+    "sqlite3": frozenset({"OperationalError"}),
+    "stripe": frozenset({"APIConnectionError", "APIError", "IdempotencyError"}),
+    "subprocess": frozenset({"SubprocessError"}),
+    "urllib3": frozenset({"HTTPError"}),
+    "valkey": frozenset({"ValkeyError"}),
+    "xmlrpc": frozenset({"ProtocolError"}),
+}
 """The same of other libraries: the other side may have acted before each. By a part of the module's name, because a library
 need not be installed, and may be a copy within another. What inherits from one of them is as silent."""
-_WIDE_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "botocore": frozenset({"BotoCoreError", "ClientError"}),
-        "celery": frozenset({"CeleryError"}),
-        "flask_idempotency": frozenset({"ClientError"}),
-        "google": frozenset({"GoogleAPIError", "GoogleAPICallError"}),
-        "psycopg": frozenset({"Error", "DatabaseError"}),
-        "psycopg2": frozenset({"Error", "DatabaseError"}),
-        "pymongo": frozenset({"PyMongoError"}),
-        "sqlite3": frozenset({"Error", "DatabaseError"}),
-        "sqlalchemy": frozenset({"SQLAlchemyError", "StatementError", "DBAPIError", "DatabaseError"}),
-        "stripe": frozenset({"StripeError"}),
-    }
-)
+_WIDE_NAMES: Final[Mapping[str, frozenset[str]]] = {
+    "botocore": frozenset({"BotoCoreError", "ClientError"}),
+    "celery": frozenset({"CeleryError"}),
+    "flask_idempotency": frozenset({"ClientError"}),
+    "google": frozenset({"GoogleAPIError", "GoogleAPICallError"}),
+    "psycopg": frozenset({"Error", "DatabaseError"}),
+    "psycopg2": frozenset({"Error", "DatabaseError"}),
+    "pymongo": frozenset({"PyMongoError"}),
+    "sqlite3": frozenset({"Error", "DatabaseError"}),
+    "sqlalchemy": frozenset({"SQLAlchemyError", "StatementError", "DBAPIError", "DatabaseError"}),
+    "stripe": frozenset({"StripeError"}),
+}
 """Exceptions that some of those inherit from. Others below them may be the answer of the other side."""
 
 

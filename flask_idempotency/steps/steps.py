@@ -170,7 +170,13 @@ def durable_step(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         _refuse_generator(step.name, function)
-        _check_parameters(step, function)
+        signature = arguments.signature_of(function)
+        named = {*(step.compare or ()), *([step.item] if step.item is not None else [])}
+        if signature is not None and (unknown := sorted(named - signature.parameters.keys())):
+            raise TypeError(
+                f"step {step.name!r}: its function has no parameter {', '.join(unknown)}. It has "
+                f"{', '.join(signature.parameters) or 'none'}."
+            )
         made: Any
         if inspect.iscoroutinefunction(function):
 
@@ -325,6 +331,9 @@ def _begin(
     step, compared = own or rule, b""
     if function is not None and step.effects != "pure":
         compared = arguments.comparable(name, given, compare=step.compare)
+    # Steps of other threads have no order, nor have those of a task beside others: `asyncio.gather` starts them in any order.
+    loop = _loop_here()
+    in_line = threading.get_ident() == work.thread if loop is None else len(asyncio.all_tasks(loop)) == 1
     with _noted(work), work.shield():
         run = steps.enter(
             name,
@@ -332,7 +341,7 @@ def _begin(
             alike=b"" if item is None else values.encode_alike(item),
             digest=compared,
             former=lambda: arguments.former(given, compare=step.compare),
-            in_line=_in_line(work),
+            in_line=in_line,
             own=own,
         )
     return _Call(name, item, work, run, _recalled(work, run) if run.recalled else None)
@@ -352,15 +361,6 @@ def _noted(work: Running) -> Iterator[None]:
         if work.claim is not None and work.claim.steps is not None:
             work.claim.steps.refusals.append(error)
         raise
-
-
-def _in_line(work: Running) -> bool:
-    """Return whether the view's own code takes this step, so that it comes in the same order in each attempt.
-
-    Steps of other threads have no order, nor have those of a task beside others: `asyncio.gather` starts them in any order.
-    """
-    loop = _loop_here()
-    return threading.get_ident() == work.thread if loop is None else len(asyncio.all_tasks(loop)) == 1
 
 
 def _loop_here() -> asyncio.AbstractEventLoop | None:
@@ -559,14 +559,4 @@ def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"step {name!r}: a generator does nothing until it is read. Pass a function that returns its result."
-        )
-
-
-def _check_parameters(step: Step, function: Callable[..., Any]) -> None:
-    signature = arguments.signature_of(function)
-    named = {*(step.compare or ()), *([step.item] if step.item is not None else [])}
-    if signature is not None and (unknown := sorted(named - signature.parameters.keys())):
-        raise TypeError(
-            f"step {step.name!r}: its function has no parameter {', '.join(unknown)}. It has "
-            f"{', '.join(signature.parameters) or 'none'}."
         )

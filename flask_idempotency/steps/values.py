@@ -172,7 +172,7 @@ def tagged(value: Any, depth: int = 0) -> Any:
     if value is None or kind is bool:
         return value
     if kind is str:
-        return value if value.isascii() else _text_tagged(value)
+        return _text_tagged(value)
     if kind is int:
         return value if value.bit_length() <= _DECIMAL_BITS else {"$int": hex(value)}
     if kind is float:
@@ -180,7 +180,10 @@ def tagged(value: Any, depth: int = 0) -> Any:
     if depth >= DEEPEST:
         raise NotStorable(f"it is nested more than {DEEPEST} levels deep, or contains itself")
     if kind is dict:
-        return _dict_tagged(value, depth + 1)
+        plain = all(type(name) is str and name[:1] != "$" and _text_tagged(name) is name for name in value)
+        if not plain:
+            return {"$dict": [[tagged(name, depth + 1), tagged(each, depth + 1)] for name, each in value.items()]}
+        return {name: tagged(each, depth + 1) for name, each in value.items()}
     if kind is list:
         return [tagged(each, depth + 1) for each in value]
     if kind is tuple:
@@ -202,19 +205,14 @@ def _refusal(value: Any, kind: type, *, whole: bool) -> str:
 
 
 def _text_tagged(value: str) -> Any:
+    if value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError:
         # A pair of surrogates in JSON would come back as one character.
         return {"$text": b64encode(value.encode("utf-8", "surrogatepass")).decode()}
     return value
-
-
-def _dict_tagged(value: dict[Any, Any], depth: int) -> Any:
-    for name in value:
-        if type(name) is not str or name[:1] == "$" or not (name.isascii() or _text_tagged(name) is name):
-            return {"$dict": [[tagged(name, depth), tagged(each, depth)] for name, each in value.items()]}
-    return {name: tagged(each, depth) for name, each in value.items()}
 
 
 def _zone(zone: tzinfo | None) -> list[Any]:
