@@ -23,7 +23,7 @@ from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.logs import LOGGER
-from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
+from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family
 from flask_idempotency.settings.consumers import CONSUMER, ConsumerPolicy
 from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.settings.profiles import PROFILES
@@ -370,8 +370,8 @@ def _levels(kind: type[Event]) -> str:
 
 def _counted(kind: type[Event]) -> str:
     counted = COUNTED[kind]
-    if isinstance(counted, Uncounted):
-        return f"none: {counted.because}"
+    if isinstance(counted, str):
+        return f"none: {counted}"
     return ", ".join(f"`{FAMILIES[counts.family].exposed}`" for counts in counted)
 
 

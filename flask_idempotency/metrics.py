@@ -390,13 +390,6 @@ class Counts:
     samples: Callable[[Any], Iterable[Sample]]
 
 
-@dataclass(frozen=True, slots=True)
-class Uncounted:
-    """An event without a metric, and the reason."""
-
-    because: str
-
-
 def _counts(family: str, *labels: Callable[[Any], str] | str) -> Counts:
     """Return the metric that rises by 1, with these labels: texts, or functions of the event."""
     if not any(map(callable, labels)):
@@ -445,7 +438,7 @@ def _task_counts(event: events.TaskRun) -> Iterable[Sample]:
     return [((event.operation, name), float(count)) for name, count in event.counts.items() if count > 0]
 
 
-COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType(
+COUNTED: Mapping[type[Event], tuple[Counts, ...] | str] = MappingProxyType(
     {
         events.ClaimGranted: (_counts("claims", lambda event: "takeover" if event.attempt > 1 else "first"),),
         events.ReplayServed: (_counts("replays", _answer),),
@@ -479,7 +472,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.StepFailed: (_step("failed"),),
         events.StepDoubtful: (_step("in-doubt"),),
         events.StepResultNotKept: (_step("not-kept"),),
-        events.StepsChangedHeld: Uncounted('`idempotency_quarantines_total{cause="steps-changed"}` counts it'),
+        events.StepsChangedHeld: '`idempotency_quarantines_total{cause="steps-changed"}` counts it',
         events.StepSettled: (_counts("step_resolutions", _verb, _by),),
         events.CommittedEarly: (_counts("early_commits"),),
         events.LeaseExpired: (_counts("lease_losses"),),
@@ -516,12 +509,12 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.MessagesRelayed: (
             Counts("outbox_attempts", lambda event: [((each,), float(getattr(event, each))) for each in _SENT]),
         ),
-        events.MessageDead: Uncounted('`idempotency_outbox_attempts_total{result="dead"}` counts it'),
+        events.MessageDead: '`idempotency_outbox_attempts_total{result="dead"}` counts it',
         events.MessageSettled: (_counts("operator_actions", lambda event: f"message-{event.verb}"),),
-        events.JanitorMissing: Uncounted("`idempotency_task_age_seconds` shows it for as long as it lasts"),
+        events.JanitorMissing: "`idempotency_task_age_seconds` shows it for as long as it lasts",
     }
 )
-"""Every event and the metrics that it changes, or the reason that it changes none."""
+"""Every event and the metrics that it changes, or a text with the reason that it changes none."""
 
 
 class Meter:
@@ -542,7 +535,7 @@ class Meter:
     def event(self, event: Event) -> None:
         """Count this event."""
         counted = COUNTED[type(event)]
-        if isinstance(counted, Uncounted):
+        if isinstance(counted, str):
             return
         for counts in counted:
             for values, amount in counts.samples(event):

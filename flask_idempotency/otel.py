@@ -29,7 +29,7 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import InFlight, Record
-from flask_idempotency.metrics import APP, COUNTED, FAMILIES, GAUGES, Gauges, Uncounted
+from flask_idempotency.metrics import APP, COUNTED, FAMILIES, GAUGES, Gauges
 
 __all__: list[str] = []
 
@@ -107,7 +107,7 @@ class Telemetry:
             span.set_attribute(OUTCOME, "replayed")
         elif isinstance(event, _ENDINGS):
             span.set_attribute(ENDING, kind.__name__.lower())
-        if isinstance(counted, Uncounted):
+        if isinstance(counted, str):
             return
         for counts in counted:
             for values, amount in counts.samples(event):

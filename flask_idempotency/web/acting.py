@@ -11,8 +11,7 @@ from flask import Flask
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import ActFor, Callbacks
-from flask_idempotency.web.kept_requests import environ_name
-from flask_idempotency.web.principals import Credentials, extensions_of
+from flask_idempotency.web.principals import Credentials, environ_name, extensions_of
 from flask_idempotency.web.request_state import current_state
 
 _REPLACES: Final = "_flask_idempotency_unless_finishing"

@@ -21,27 +21,19 @@ def declare_tables(app: Flask, *, records: bool = True) -> None:
     Without them Flask-Migrate would write a migration that drops them. Every `flask` command, `db.create_all()` and
     every request pushes a context first, so Flask-SQLAlchemy may be set up after us.
     """
-    if not _declared(app, records=records):
-        appcontext_pushed.connect(_with_records if records else _without_records, app)
+    if _declared(app, records=records):
+        return
 
+    def declare_late(app: Flask, **_: Any) -> None:
+        # It raises nothing: Flask would leave the context to the next request of the thread.
+        try:
+            if not _declared(app, records=records):
+                return
+        except Exception as error:  # noqa: BLE001 - whatever it is; a claim raises it again where it matters
+            _log.error("The tables of the store are not in the metadata of the application: %s", error)
+        appcontext_pushed.disconnect(declare_late, app)
 
-def _with_records(app: Flask, **_: Any) -> None:
-    if _declared_late(app, records=True):
-        appcontext_pushed.disconnect(_with_records, app)
-
-
-def _without_records(app: Flask, **_: Any) -> None:
-    if _declared_late(app, records=False):
-        appcontext_pushed.disconnect(_without_records, app)
-
-
-def _declared_late(app: Flask, *, records: bool) -> bool:
-    """Declare the tables while a context is pushed. Never raises: Flask would leave it to the next request of the thread."""
-    try:
-        return _declared(app, records=records)
-    except Exception as error:  # noqa: BLE001 - whatever it is; a claim raises it again where it matters
-        _log.error("The tables of the store are not in the metadata of the application: %s", error)
-        return True
+    appcontext_pushed.connect(declare_late, app, weak=False)
 
 
 def _declared(app: Flask, *, records: bool) -> bool:

@@ -7,7 +7,7 @@ check of what the store holds belongs in `operations/doctor.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -31,6 +31,7 @@ from flask_idempotency.operations.doctor import gunicorn_timeout
 from flask_idempotency.operations.examination import (
     DoctorReport,
     Endpoint,
+    Found,
     Target,
     cannot,
     check,
@@ -83,16 +84,17 @@ class Application(Target):
     def ran(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
         with suppress(StoreUnavailable):  # what is not known is no fault
-            for endpoint, counters in self._counted().items():
+            for endpoint, counters in (self.counted or {}).items():
                 slots = [int(name.removeprefix(NEW_TIME)) for name in counters if name.startswith(NEW_TIME)]
                 found[endpoint] = EDGES[max(slots) - 1] if max(slots, default=0) else 0.0
         return found
 
-    def _counted(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the counters of each endpoint in the last days. Raises `StoreUnavailable`. Empty: nothing is counted."""
-        log = None if self.settings.activity is False else self.services.activity
-        if log is None:
-            return {}
+    @property
+    def counted(self) -> Mapping[str, Mapping[str, int]] | None:
+        """The counters of each endpoint in the last days. None: activity is not counted. Raises `StoreUnavailable`."""
+        log = self.services.activity
+        if self.settings.activity is False or log is None:
+            return None
         page = log.read(owner_mark(self.settings.namespace), length=HOUR, seconds=SEEN_SECONDS)
         return merged(bucket.counts for bucket in page.buckets)
 
@@ -159,14 +161,15 @@ def _first(option: float | None, setting: float | None) -> float | None:
 
 
 @check("store-kind")
-def store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
+def store_kind(settings: Settings, *, lenient: bool) -> Iterator[Found]:
     """Report a store that one process keeps to itself."""
     if is_process_local(settings) and not lenient:
         text = "One process keeps the keys in its memory: every other process, and this one after a restart, runs them again."
         remedy = "Set IDEMPOTENCY_STORE to flask-sqlalchemy:// or a redis:// URL before this application moves money."
-        return [Finding("store-kind", Verdict.FAULT, text, remedy)]
-    kind = urlsplit(settings.store).scheme if isinstance(settings.store, str) else type(settings.store).__name__
-    return [Finding("store-kind", Verdict.FINE, f"The store is {kind or 'made by a function'}.")]
+        yield Verdict.FAULT, text, remedy
+    else:
+        kind = urlsplit(settings.store).scheme if isinstance(settings.store, str) else type(settings.store).__name__
+        yield Verdict.FINE, f"The store is {kind or 'made by a function'}.", ""
 
 
 _ROTATE = (
@@ -179,48 +182,46 @@ _DROP = (
 )
 
 
-@check("secret")
-def secret(settings: Settings, app: Flask, *, lenient: bool) -> list[Finding]:
+@check("secret", fine="One secret names the records, and it is not SECRET_KEY.")
+def secret(settings: Settings, app: Flask, *, lenient: bool) -> Iterator[Found]:
     """Report a secret that is weak, or that is also Flask's SECRET_KEY or one of SECRET_KEY_FALLBACKS."""
     required = settings.encryption == "required"
     faults, unwise = secret_weaknesses(settings.secrets, required=required, lenient=False)
     verdict = Verdict.ADVICE if lenient and not required else Verdict.FAULT
-    findings = [Finding("secret", verdict, fault, _ROTATE) for fault in faults]
-    findings += [Finding("secret", Verdict.ADVICE, text, _DROP) for text in unwise]
+    yield from ((verdict, fault, _ROTATE) for fault in faults)
+    yield from ((Verdict.ADVICE, text, _DROP) for text in unwise)
     keys = [app.config.get("SECRET_KEY"), *(app.config.get("SECRET_KEY_FALLBACKS") or ())]
     if any(is_same(secret, keys) for secret in settings.secrets[:1]):
         text = (
             "IDEMPOTENCY_SECRET is SECRET_KEY itself. If you rotate one, you rotate the other, and retries run again."
         )
-        findings.append(Finding("secret", Verdict.ADVICE, text, _ROTATE))
+        yield Verdict.ADVICE, text, _ROTATE
     elif any(key and settings.secrets[0] == derived_secret(key) for key in keys):
         text = "The secret is derived from SECRET_KEY: if you rotate that, every key is new, and retries run again."
         remedy = (
             "Set IDEMPOTENCY_SECRET to [a value of its own, flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop "
             "the second after the longest `keep` or `remember`."
         )
-        findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
+        yield Verdict.ADVICE, text, remedy
     if len(settings.secrets) > 1:
         text = (
             f"A rotation of the secret has not finished: {len(settings.secrets)} are listed, and each request claims its key "
             "under every one."
         )
-        findings.append(Finding("secret", Verdict.ADVICE, text, _DROP))
-    return findings or [Finding("secret", Verdict.FINE, "One secret names the records, and it is not SECRET_KEY.")]
+        yield Verdict.ADVICE, text, _DROP
 
 
-@check("identity", asks_store=True)
+@check("identity", asks_store=True, fine="Keys have the same names as before, as far as is known.")
 def identity(
     app: Flask, services: Services, settings: Settings, callbacks: Callbacks, policies: Policies
-) -> list[Finding]:
+) -> Iterator[Found]:
     """Report a change of the names that keys are claimed under. Record nothing: this process may not serve requests."""
     if services.task_log is None:
-        return [cannot("identity", "task_log")]
+        yield cannot("identity", "task_log")
+        return
     history = look(services.task_log, shape_in(app, settings, callbacks, policies), note=False)
-    findings = [
-        Finding("identity", Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy)
-        for each in history.changes
-    ]
+    for each in history.changes:
+        yield Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy
     former = settings.former_identity
     if former is not None and not history.wrong:
         text = "Every request claims its key under a former name too: IDEMPOTENCY_FORMER_IDENTITY is set."
@@ -230,49 +231,43 @@ def identity(
             remedy = "Remove it: no key that the store knows of needs it."
         else:
             remedy = f"Remove it after {moment(history.former_until)}."
-        findings.append(Finding("identity", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("identity", Verdict.FINE, "Keys have the same names as before, as far as is known.")]
+        yield Verdict.ADVICE, text, remedy
 
 
-@check("transport")
-def transport(settings: Settings, app: Flask) -> list[Finding]:
+@check("transport", fine="The connections to the store are encrypted or local.")
+def transport(settings: Settings, app: Flask) -> Iterator[Found]:
     """Report a connection to a store that others on the network could read."""
     if settings.allow_plaintext_transport:
-        text = "This check is off: IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT is True."
-        return [Finding("transport", Verdict.FINE, text)]
-    findings = []
+        yield Verdict.FINE, "This check is off: IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT is True.", ""
+        return
     for name in ("store", "redis_url"):
         choice = getattr(settings, name)
         found = None if choice is None else exposure(f"IDEMPOTENCY_{name.upper()}", choice, app.config)
         if found is not None:
-            verdict = Verdict.ADVICE if found.certain else Verdict.UNKNOWN
             remedy = (
                 f"{found.remedy}; or, if something else protects the connection, set "
                 "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
             )
-            findings.append(Finding("transport", verdict, f"{found.setting}: {found.what}.", remedy))
-    return findings or [Finding("transport", Verdict.FINE, "The connections to the store are encrypted or local.")]
+            yield Verdict.ADVICE if found.certain else Verdict.UNKNOWN, f"{found.setting}: {found.what}.", remedy
 
 
-@check("policies")
-def policy_faults(app: Flask, policies: Policies) -> list[Finding]:
+@check("policies", fine="The policy of every endpoint can hold.")
+def policy_faults(app: Flask, policies: Policies) -> Iterator[Found]:
     """Report every policy that cannot hold, and every annotation that no endpoint leads to."""
     remedy = "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
-    faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
+    yield from ((Verdict.FAULT, fault, remedy) for fault in policies.faults())
     for certain, text, cure in unprotected(app, policies):
-        faults.append(Finding("policies", Verdict.FAULT if certain else Verdict.ADVICE, text, cure))
-    return faults or [Finding("policies", Verdict.FINE, "The policy of every endpoint can hold.")]
+        yield Verdict.FAULT if certain else Verdict.ADVICE, text, cure
 
 
-@check("mode")
-def mode(policies: Policies) -> list[Finding]:
+@check("mode", fine="Every endpoint in scope is protected: none is only observed.")
+def mode(policies: Policies) -> Iterator[Found]:
     """Report endpoints that are only observed."""
     observed = sorted({name for name, method in policies.pairs() if policies.resolve(name, method).observed})
-    if not observed:
-        return [Finding("mode", Verdict.FINE, "Every endpoint in scope is protected: none is only observed.")]
-    text = f"Endpoints that are only observed, so a retry runs again: {some(observed)}."
-    remedy = "Read `flask idempotency report`, and set mode to enforce where its counts are as you expect."
-    return [Finding("mode", Verdict.ADVICE, text, remedy)]
+    if observed:
+        text = f"Endpoints that are only observed, so a retry runs again: {some(observed)}."
+        remedy = "Read `flask idempotency report`, and set mode to enforce where its counts are as you expect."
+        yield Verdict.ADVICE, text, remedy
 
 
 LITTLE_BYTES: Final = 64 * 1024 * 1024
@@ -280,7 +275,7 @@ LITTLE_BYTES: Final = 64 * 1024 * 1024
 
 
 @check("temporary-files")
-def temporary_files() -> list[Finding]:
+def temporary_files() -> Iterator[Found]:
     """Report whether a temporary file takes a body, as this process sees it."""
     remedy = (
         "Set TMPDIR to a folder that the workers can write to, with room for the uploads that come at the same time; in a "
@@ -294,13 +289,13 @@ def temporary_files() -> list[Finding]:
         left = disk_usage(gettempdir()).free
     except OSError as error:
         text = f"No temporary file takes a body ({BodyNotKept(error)}): requests above {limit} with a key get 503."
-        return [Finding("temporary-files", Verdict.FAULT, text, remedy)]
+        yield Verdict.FAULT, text, remedy
+        return
     if left < LITTLE_BYTES:
         text = f"The disk of temporary files has {left // 1024:,} KiB left: when it is full, requests above {limit} get 503."
-        return [Finding("temporary-files", Verdict.ADVICE, text, remedy)]
-    return [
-        Finding("temporary-files", Verdict.FINE, f"Bodies above {limit} find room in a temporary file of this process.")
-    ]
+        yield Verdict.ADVICE, text, remedy
+    else:
+        yield Verdict.FINE, f"Bodies above {limit} find room in a temporary file of this process.", ""
 
 
 SEEN_SECONDS: Final = 7 * 86400.0
@@ -309,17 +304,14 @@ SEEN_SECONDS: Final = 7 * 86400.0
 
 @check("headers", asks_store=True)
 def headers(
-    services: Services, settings: Settings, endpoints: Sequence[Endpoint], lost_fields: LostFields
-) -> list[Finding]:
+    endpoints: Sequence[Endpoint], lost_fields: LostFields, counted: Mapping[str, Mapping[str, int]] | None
+) -> Iterator[Found]:
     """Report response headers that a view has set and its replays lack, by the present policy of the endpoint."""
     seen = {endpoint: dict(named) for endpoint, named in lost_fields.named.items()}
-    log = None if settings.activity is False else services.activity
-    if log is not None:
-        page = log.read(owner_mark(settings.namespace), length=HOUR, seconds=SEEN_SECONDS)
-        for endpoint, counters in merged(bucket.counts for bucket in page.buckets).items():
-            names = [name.removeprefix(UNKEPT) for name in counters if name.startswith(UNKEPT)]
-            seen.setdefault(endpoint, {}).update((name.lower(), name) for name in names)
-    findings = []
+    for endpoint, counters in (counted or {}).items():
+        names = [name.removeprefix(UNKEPT) for name in counters if name.startswith(UNKEPT)]
+        seen.setdefault(endpoint, {}).update((name.lower(), name) for name in names)
+    found = False
     for name, policy in endpoints:
         known = seen.get(name, {})
         lost = [known[lower] for lower in sorted(lost_names(frozenset(known), policy.keep_headers))]
@@ -329,24 +321,23 @@ def headers(
                 f"Keep what a client acts on: {keeping(lost, policy)} in @idempotent(…), or IDEMPOTENCY_KEEP_HEADERS. Set what "
                 "belongs to one exchange in an after_request hook, which runs on replays too."
             )
-            findings.append(Finding("headers", Verdict.ADVICE, text, remedy))
-    far = "" if log is not None else " Other processes name them in their logs only: activity is not counted."
-    return findings or [
-        Finding("headers", Verdict.FINE, f"No view is known to set a header that its replays lack.{far}")
-    ]
+            found = True
+            yield Verdict.ADVICE, text, remedy
+    if not found:
+        far = "" if counted is not None else " Other processes name them in their logs only: activity is not counted."
+        yield Verdict.FINE, f"No view is known to set a header that its replays lack.{far}", ""
 
 
-@check("resolvers")
-def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -> list[Finding]:
+@check("resolvers", fine="Every endpoint, inbox and task that can be quarantined has a resolver.")
+def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -> Iterator[Found]:
     """Report resolvers of unknown endpoints, and endpoints that may need a resolver."""
-    findings = []
     elsewhere = unknown_consumers(app, callbacks)
     if elsewhere:
         text = f"Resolvers are registered for messages that this process does not handle ({some(elsewhere)})."
         remedy = (
             "Import the modules that make these inboxes and tasks where the janitor runs: it frees none of their keys."
         )
-        findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
+        yield Verdict.ADVICE, text, remedy
     nowhere = [
         name
         for name in callbacks.resolvers
@@ -357,7 +348,7 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
         remedy = (
             "Name an endpoint in @idempotency.resolver(…) as `url_for` would: blueprint and view, with a dot between."
         )
-        findings.append(Finding("resolvers", Verdict.FAULT, text, remedy))
+        yield Verdict.FAULT, text, remedy
     unresolved = [
         each.name for each in endpoints if _may_be_quarantined(each.policy) and each.name not in callbacks.resolvers
     ]
@@ -373,10 +364,7 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
             "Register @idempotency.resolver(…) that finds out what happened, or be ready for `flask idempotency resolve`; or "
             'declare effects="deduplicated" or "transactional", of the view or of its plain steps, where that is true.'
         )
-        findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
-    return findings or [
-        Finding("resolvers", Verdict.FINE, "Every endpoint, inbox and task that can be quarantined has a resolver.")
-    ]
+        yield Verdict.ADVICE, text, remedy
 
 
 def _may_be_quarantined(policy: Policy) -> bool:
@@ -397,26 +385,27 @@ OVERDUE_SECONDS: Final = 600.0
 
 
 @check("outbox")
-def outbox(outbox: OutboxTable) -> list[Finding]:
+def outbox(outbox: OutboxTable) -> Iterator[Found]:
     """Report messages that are not sent: the table is missing, no relay runs, or they fail, for now or for good."""
     remedy = "Do what this says, and run `flask idempotency doctor` again."
-    findings = [Finding("outbox", Verdict.FAULT, fault, remedy) for fault in outbox.faults()]
-    if findings:
-        return findings
-    counts = outbox.counts()
+    faults = [(Verdict.FAULT, fault, remedy) for fault in outbox.faults()]
+    if faults:
+        yield from faults
+        return
+    counts, failing = outbox.counts(), outbox.failing(since=LATE_SECONDS)
     if counts.dead:
         text = f"Messages that can never be sent: {counts.dead}. Later ones of their topics and keys wait behind them."
         remedy = (
             "Run `flask idempotency outbox list --dead`, repair what it names, and run `outbox retry`. `outbox discard` is for "
             "what must not be sent any more: the message is lost."
         )
-        findings.append(Finding("outbox", Verdict.FAULT, text, remedy))
+        yield Verdict.FAULT, text, remedy
     if counts.oldest > LATE_SECONDS:
         verdict = Verdict.FAULT if counts.oldest > OVERDUE_SECONDS else Verdict.ADVICE
         text = f"Messages that wait: {counts.waiting}. The oldest has been due for {format_duration(counts.oldest)}."
         remedy = "Check that `flask idempotency relay` runs, and run more of them if it does not keep up."
-        findings.append(Finding("outbox", verdict, text, remedy))
-    if failing := outbox.failing(since=LATE_SECONDS):
+        yield verdict, text, remedy
+    if failing:
         one, oldest = failing[0], max(each.oldest for each in failing)
         text = (
             f"Messages that fail and are tried again: {sum(each.messages for each in failing)}, of "
@@ -427,23 +416,22 @@ def outbox(outbox: OutboxTable) -> list[Finding]:
             "Run `flask idempotency outbox list`, and repair the receiver. They are sent within 10 minutes then, or at once "
             "after `flask idempotency outbox retry --topic`."
         )
-        findings.append(Finding("outbox", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("outbox", Verdict.FINE, f"Messages that wait: {counts.waiting}. None is late or dead.")]
+        yield Verdict.ADVICE, text, remedy
+    if not (counts.dead or failing or counts.oldest > LATE_SECONDS):
+        yield Verdict.FINE, f"Messages that wait: {counts.waiting}. None is late or dead.", ""
 
 
-@check("docs-url")
-def docs_url(settings: Settings) -> list[Finding]:
+@check("docs-url", fine="The `type` of a problem is a URL.")
+def docs_url(settings: Settings) -> Iterator[Found]:
     """Report a base address that the code of a problem cannot follow."""
     url = settings.docs_url
     parts = urlsplit(url)
+    remedy = "Set IDEMPOTENCY_DOCS_URL to https://… that ends with a slash, or remove it."
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        text = "IDEMPOTENCY_DOCS_URL is no URL, so the `type` of a problem leads nowhere."
+        yield Verdict.ADVICE, "IDEMPOTENCY_DOCS_URL is no URL, so the `type` of a problem leads nowhere.", remedy
     elif not url.endswith(("/", "#", "=")):
         text = "IDEMPOTENCY_DOCS_URL does not end with a slash, and the code of a problem follows it directly."
-    else:
-        return [Finding("docs-url", Verdict.FINE, "The `type` of a problem is a URL.")]
-    remedy = "Set IDEMPOTENCY_DOCS_URL to https://… that ends with a slash, or remove it."
-    return [Finding("docs-url", Verdict.ADVICE, text, remedy)]
+        yield Verdict.ADVICE, text, remedy
 
 
 # Migrations of Alembic.
@@ -457,7 +445,7 @@ _DECIDES: Final = ("include_object", "include_name", "flask_idempotency")
 
 
 @check("autogenerate", asks_store=True)
-def autogenerate(app: Flask, schema: Schema) -> list[Finding]:
+def autogenerate(app: Flask, schema: Schema) -> Iterator[Found]:
     """Report whether `flask db migrate` would write a migration that drops the store's tables.
 
     Alembic drops every table that the application's metadata lacks. The check sees the arguments of Flask-Migrate and the
@@ -468,46 +456,41 @@ def autogenerate(app: Flask, schema: Schema) -> list[Finding]:
     from flask_idempotency.stores.sql.schema import metadata as ours
 
     if not isinstance(schema, SqlSchema):
-        return []
+        return
     migrate = app.extensions.get("migrate")
-    if migrate is None:
-        return [_without_flask_migrate(schema)]
+    if migrate is not None:
+        yield _of_flask_migrate(migrate, schema, ours)
+    elif schema.knows_alembic():
+        text = "Alembic is used on this database. This check cannot see its env.py, which may drop the tables."
+        remedy = (
+            "Make sure that `alembic check` names none of them. If it does: in env.py pass "
+            "include_object=flask_idempotency.sql.include_object to context.configure(…), or declare the tables with "
+            "flask_idempotency.sql.include_in(metadata)."
+        )
+        yield Verdict.UNKNOWN, text, remedy
+    else:
+        yield Verdict.FINE, "Alembic has run no migration in this database.", ""
+
+
+def _of_flask_migrate(migrate: Any, schema: Any, ours: Any) -> Found:
     # Flask-SQLAlchemy 3 has one for each bind; other extensions have one or none.
     several = getattr(migrate.db, "metadatas", None) or {None: getattr(migrate.db, "metadata", None)}
     if any(set(ours.tables) <= set(metadata.tables) for metadata in several.values() if metadata is not None):
-        return [_fine("Flask-Migrate knows the tables as the application's own.")]
-    return [_with_flask_migrate(migrate, schema)]
-
-
-def _without_flask_migrate(schema: Any) -> Finding:
-    if not schema.knows_alembic():
-        return _fine("Alembic has run no migration in this database.")
-    text = "Alembic is used on this database. This check cannot see its env.py, which may drop the tables."
-    return Finding(
-        "autogenerate",
-        Verdict.UNKNOWN,
-        text,
-        "Make sure that `alembic check` names none of them. If it does: in env.py pass "
-        "include_object=flask_idempotency.sql.include_object to context.configure(…), or declare the tables with "
-        "flask_idempotency.sql.include_in(metadata).",
-    )
-
-
-def _with_flask_migrate(migrate: Any, schema: Any) -> Finding:
+        return Verdict.FINE, "Flask-Migrate knows the tables as the application's own.", ""
     certain = _is_same(migrate.db, schema)
     if certain is False:
-        return _fine("The tables are in another database than those that Flask-Migrate compares.")
-    left_alone = _leaves_alone(migrate.configure_args)
+        return Verdict.FINE, "The tables are in another database than those that Flask-Migrate compares.", ""
+    left_alone = _leaves_alone(migrate.configure_args, ours)
     if left_alone:
-        return _fine("Flask-Migrate leaves the tables alone.")
+        return Verdict.FINE, "Flask-Migrate leaves the tables alone.", ""
     text = (
         "`flask db migrate` writes a migration that drops the tables: they are in its database and not in its metadata."
     )
     if certain and left_alone is False and not _env_decides(migrate.directory):
-        return Finding("autogenerate", Verdict.FAULT, text, _REMEDY)
+        return Verdict.FAULT, text, _REMEDY
     why = "the database may be another one" if certain is None else "env.py or your own function may leave them alone"
     unknown = f"`flask db migrate` may write a migration that drops the tables; this check cannot tell: {why}."
-    return Finding("autogenerate", Verdict.UNKNOWN, unknown, f"Read the next migration before you run it. {_REMEDY}")
+    return Verdict.UNKNOWN, unknown, f"Read the next migration before you run it. {_REMEDY}"
 
 
 def _is_same(db: Any, schema: Any) -> bool | None:
@@ -523,13 +506,11 @@ def _is_same(db: Any, schema: Any) -> bool | None:
     return None if any(each[:2] == ours[:2] for each in theirs) else False
 
 
-def _leaves_alone(arguments: Any) -> bool | None:
-    """Return whether Flask-Migrate's arguments leave the tables alone. None: the application's function failed on them."""
-    from flask_idempotency.stores.sql.schema import metadata
-
+def _leaves_alone(arguments: Any, ours: Any) -> bool | None:
+    """Return whether Flask-Migrate's arguments leave our tables alone. None: the application's function failed on them."""
     include_object, include_name = arguments.get("include_object"), arguments.get("include_name")
     try:
-        for name, table in metadata.tables.items():
+        for name, table in ours.tables.items():
             parents = {"schema_name": None, "table_name": name, "schema_qualified_table_name": name}
             compared = include_name is None or include_name(name, "table", parents)
             if compared and (include_object is None or include_object(table, name, "table", True, None)):
@@ -545,7 +526,3 @@ def _env_decides(directory: str) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return any(word in text for word in _DECIDES)
-
-
-def _fine(text: str) -> Finding:
-    return Finding("autogenerate", Verdict.FINE, text)

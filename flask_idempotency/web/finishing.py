@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, Literal
 
@@ -51,26 +51,19 @@ REPEATED_SECONDS: Final = 5.0
 _log = logging.getLogger("flask_idempotency")
 
 
+@dataclass
 class Finisher:
     """Tries to finish requests of one application."""
 
-    def __init__(
-        self,
-        app: Flask,
-        built: Services,
-        settings: Settings,
-        callbacks: Callbacks,
-        policies: Policies,
-        observers: Callable[[Event], None],
-        identities: Sequence[Identity],
-    ) -> None:
-        self._app = app
-        self._built = built
-        self._settings = settings
-        self._callbacks = callbacks
-        self._policies = policies
-        self._observers = observers
-        self._identities = identities
+    app: Flask
+    built: Services
+    settings: Settings
+    callbacks: Callbacks
+    policies: Policies
+    observers: Callable[[Event], None]
+    identities: Sequence[Identity]
+
+    def __post_init__(self) -> None:
         self._lock = Lock()
         self._left_out = False
         self.later: dict[bytes, tuple[bytes, float]] = {}
@@ -88,17 +81,17 @@ class Finisher:
 
     def _policy(self, about: RequestInfo) -> Policy | None:
         """Return the policy of an endpoint whose requests the janitor finishes."""
-        if about.operation not in self._app.view_functions:
+        if about.operation not in self.app.view_functions:
             return None
-        resolved = self._policies.resolve(about.operation, about.method)
+        resolved = self.policies.resolve(about.operation, about.method)
         finished = resolved.policy.finish == "janitor" and resolved.policy.mode == "enforce"
         return resolved.policy if finished and not resolved.exempt and not resolved.faults else None
 
     def attempt(self, found: SeenRecord, journal: Journal) -> Tried:
         """Try to finish this request, as the client's retry would. Raises `StoreUnavailable`."""
         with self._lock:
-            if not self._left_out and self._callbacks.act_for is not None:
-                leave_out(self._app, self._callbacks.act_for)
+            if not self._left_out and self.callbacks.act_for is not None:
+                leave_out(self.app, self.callbacks.act_for)
                 self._left_out = True
         # In a context of its own: the janitor's application context would share its `g` with all tries.
         try:
@@ -111,12 +104,12 @@ class Finisher:
             return "failed"
 
     def _attempt(self, found: SeenRecord, journal: Journal) -> Tried:
-        policy, act_for = self._policy(found.record.info), self._callbacks.act_for
+        policy, act_for = self._policy(found.record.info), self.callbacks.act_for
         if policy is None or act_for is None:
             return "overtaken"
         try:
             kept = self._opened(found, journal)
-            with self._app.app_context():
+            with self.app.app_context():
                 claim, oldest = self._claim(found, kept, policy)
         except KeyProviderUnavailable as error:
             _log.warning("A request of %s waits to be finished: %s", found.record.info.operation, cause_of(error))
@@ -125,7 +118,7 @@ class Finisher:
             return "unreadable"
         if not isinstance(claim, Claim):
             return "quarantined" if isinstance(claim, Unknown) else "overtaken"
-        attempt = Try(kept, self._app.ensure_sync(act_for.function), claim, oldest)
+        attempt = Try(kept, self.app.ensure_sync(act_for.function), claim, oldest)
         try:
             steps = claim.steps
             if steps is None or not self._is_fit(claim, steps):
@@ -158,23 +151,23 @@ class Finisher:
         retry of its client would run again as soon as those secrets are no longer listed.
         """
         every = []
-        keys = [replace(found.key, steps=identity.steps) for identity in self._identities]
+        keys = [replace(found.key, steps=identity.steps) for identity in self.identities]
         for entry in journal.kept_requests:
             if entry.payload is None or journal.erased:
                 raise CorruptRecord("the request was erased")
             context = entry.context(found.key, found.record.fingerprint)
-            _, data = self._built.codec.steps.open(entry.payload, context)
+            _, data = self.built.codec.steps.open(entry.payload, context)
             if not data or not any(hmac.compare_digest(entry.digest, step_digest(key, data)) for key in keys):
                 raise CorruptRecord("the request was not kept under a secret that is listed now")
             every.append(KeptRequest.decode(data))
         if not every:
             raise CorruptRecord("the request was not kept")
-        marks = {identity.mark(self._settings.namespace) for identity in self._identities}
+        marks = {identity.mark(self.settings.namespace) for identity in self.identities}
         if any(kept.keys[0].mark not in marks for kept in every):
             raise CorruptRecord(
                 "a host with a newer secret has claimed it since: that host claims all records, and this cannot"
             )
-        newest = self._identities[0].mark(self._settings.namespace)
+        newest = self.identities[0].mark(self.settings.namespace)
         fitting = [kept for kept in every if kept.keys[0].mark == newest]
         if not fitting:
             raise CorruptRecord(
@@ -184,8 +177,8 @@ class Finisher:
 
     def _claim(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Outcome, Identity]:
         """Claim the records of this request, as its retry would. Return the outcome, and the oldest secret in use."""
-        namespace = self._settings.namespace
-        known = {identity.mark(namespace): identity for identity in self._identities}
+        namespace = self.settings.namespace
+        known = {identity.mark(namespace): identity for identity in self.identities}
         used = [
             (identity, StorageKey(key.rid, key.tid, identity.label(key), key.mark, identity.steps))
             for key in kept.keys
@@ -193,16 +186,16 @@ class Finisher:
         ]
         if found.key not in [key for _, key in used]:
             raise CorruptRecord("the secret of this record is not listed any more")
-        request = self._app.request_class(kept.environ())
+        request = self.app.request_class(kept.environ())
         prints, former = fingerprints(
             request,
             policy,
             [identity for identity, _ in used],
             body=read_body(request, most=policy.max_request_body),
-            by_host=self._app.url_map.host_matching or self._app.subdomain_matching,
-            csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
+            by_host=self.app.url_map.host_matching or self.app.subdomain_matching,
+            csrf_field=self.app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
         )
-        quota = load_quota(self._callbacks, self._settings, kept.tenant, self._app)
+        quota = load_quota(self.callbacks, self.settings, kept.tenant, self.app)
         requests = [
             ClaimRequest(
                 key,
@@ -215,11 +208,11 @@ class Finisher:
             for (_, key), fingerprint, before in zip(used, prints, former or (None,) * len(prints), strict=True)
         ]
         at_once = replace(policy, in_flight="reject")
-        return self._built.engine.claim(requests[0], at_once, former=requests[1:], quota=quota), used[-1][0]
+        return self.built.engine.claim(requests[0], at_once, former=requests[1:], quota=quota), used[-1][0]
 
     def _dispatched(self, attempt: Try, about: RequestInfo) -> str:
         """Let the application respond to the request. Return the status, or the error, as a short code."""
-        app, environ = self._app, attempt.kept.environ()
+        app, environ = self.app, attempt.kept.environ()
         environ[FINISHING], attempt.environ = attempt, environ
         status = ""
 
@@ -244,8 +237,8 @@ class Finisher:
 
     def _leads_to(self, endpoint: str, environ: dict[str, Any]) -> bool:
         """Return whether the router still finds this endpoint: a view of another policy must not run."""
-        with self._app.app_context(), suppress(Exception):  # such as for a host that is not trusted any more
-            adapter = self._app.create_url_adapter(self._app.request_class(environ))
+        with self.app.app_context(), suppress(Exception):  # such as for a host that is not trusted any more
+            adapter = self.app.create_url_adapter(self.app.request_class(environ))
             return adapter is not None and adapter.match()[0] == endpoint
         return False
 
@@ -256,7 +249,7 @@ class Finisher:
             with suppress(LeaseLost):
                 claim.stored_within(REPEATED_SECONDS)
             with suppress(CorruptRecord):
-                record = self._built.engine.read(claim.key)
+                record = self.built.engine.read(claim.key)
                 token = claim.contexts[0].token
                 if record is None or record.token not in (token, paused_token(token)):
                     outcome = "overtaken"  # while the try ran: how the request ends is not its doing
@@ -264,7 +257,7 @@ class Finisher:
                     outcome = "completed"
                 elif record.state is State.QUARANTINED:
                     outcome, reason = "quarantined", record.reason
-        self._observers(FinishTried(claim.label, claim.operation, number, outcome, reason))
+        self.observers(FinishTried(claim.label, claim.operation, number, outcome, reason))
         if outcome == "completed":
             self._note(claim, "finished", f"try {number}: {reason}")
             return "completed"
@@ -273,13 +266,13 @@ class Finisher:
         if number < MOST_TRIES:
             self._note(claim, "try-failed", f"try {number}: {reason}")
             return "failed"
-        self._observers(FinishGaveUp(claim.label, claim.operation, number))
+        self.observers(FinishGaveUp(claim.label, claim.operation, number))
         self._note(claim, "gave-up", f"{GAVE_UP}: {reason}")
         return "gave_up"
 
     def _note(self, claim: Claim, verb: str, reason: str) -> None:
         """Add to the audit trail of each record who finished it. The response is stored, so no error may hide that."""
-        audit = self._built.audit
+        audit = self.built.audit
         if audit is None:
             return
         for context in claim.contexts:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("flask_idempotency")
 
-BATCHES: Final = {
+BATCHES: Final[dict[Task, int]] = {
     "reap": 200,
     "finish": 50,
     "expire": 1000,
@@ -71,15 +71,7 @@ SHORTEST_BUDGET_SECONDS: Final = 5.0
 
 def intervals(settings: Settings) -> dict[Task, float]:
     """Return the seconds between two runs of each scheduled task."""
-    every: dict[Task, float | None] = {
-        "reap": settings.reap_interval,
-        "finish": settings.finish_interval,
-        "expire": settings.expire_interval,
-        "rotate": settings.rotate_interval,
-        "reconcile": settings.reconcile_interval,
-        "heartbeat": settings.heartbeat_interval,
-        "relay": settings.relay_interval,
-    }
+    every = {task: getattr(settings, f"{task}_interval") for task in BATCHES}
     return {task: seconds for task, seconds in every.items() if seconds is not None}
 
 

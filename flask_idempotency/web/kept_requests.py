@@ -26,6 +26,7 @@ from flask_idempotency.engine.journal import LARGEST_ENTRY
 from flask_idempotency.engine.keys import Identity, StorageKey
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.web.principals import environ_name
 from flask_idempotency.web.request_body import Body, chunks
 
 VERSION: Final = 1
@@ -149,11 +150,6 @@ class Try:
         self.adopted = (tenant, principal) == (self.kept.tenant, self.kept.principal)
         self.reason = "" if self.adopted else "other-caller"
         return self.adopted
-
-
-def environ_name(header: str) -> str:
-    """Return the name of this header field in the environ."""
-    return "HTTP_" + header.upper().replace("-", "_")
 
 
 def _fields(given: Any) -> Iterable[tuple[str, str]]:

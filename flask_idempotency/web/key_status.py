@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -158,27 +158,20 @@ def key_status(**_: Any) -> Response:
 setattr(key_status, MARK, Mark(exempt=True))
 
 
+@dataclass
 class KeyStatusView:
     """What `key_status` does in one application. For GET it only reads, so a client may ask as often as it likes."""
 
-    def __init__(
-        self,
-        app: Flask,
-        *,
-        engine: Engine,
-        identities: tuple[Identity, ...],
-        settings: Settings,
-        callbacks: Callbacks,
-        policies: Policies,
-        problem: Callable[[Problem, Policy], Response],
-    ) -> None:
-        self._app = app
-        self._engine = engine
-        self._identities = identities
-        self._settings = settings
-        self._callbacks = callbacks
-        self._policies = policies
-        self._problem = problem
+    app: Flask
+    engine: Engine
+    identities: tuple[Identity, ...]
+    settings: Settings
+    callbacks: Callbacks
+    policies: Policies
+    problem: Callable[[Problem, Policy], Response]
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self._credentials = Credentials(settings.credential_headers, allow_anonymous=settings.allow_anonymous)
         self._outages = OutageLog()
         self._refused: set[tuple[str, str]] = set()
@@ -188,9 +181,9 @@ class KeyStatusView:
         """Return the status of the key in this request, or the problem that a request with this key could get."""
         operation = find_operation(request, context.get().url_adapter)
         if operation is None:
-            return self._problem(Problem("unknown-operation"), self._settings.policy)
+            return self.problem(Problem("unknown-operation"), self.settings.policy)
         endpoint = operation.rule.endpoint
-        resolved = self._policies.look(endpoint, operation.method)
+        resolved = self.policies.look(endpoint, operation.method)
         policy, voids = resolved.policy, request.method == "DELETE"
         found: Response | Problem
         # A webhook has an id and no key, under a name that no client has. An endpoint that is only observed runs each request
@@ -206,13 +199,13 @@ class KeyStatusView:
                 found = self._look(request, operation, resolved, voids=voids)
             except UnknownCaller as error:
                 self._log_once(endpoint, f"{error}. {_MOUNT}")
-                found = Problem("principal-required", f"{error}. {_MOUNT}" if self._app.debug else "", status=403)
+                found = Problem("principal-required", f"{error}. {_MOUNT}" if self.app.debug else "", status=403)
             except StoreUnavailable as error:
                 self._outages.refused(f"The status of a key of {endpoint}", error)
                 found = failure(error)
             except (InvalidKey, CorruptRecord) as error:
                 found = failure(error)
-        return self._problem(found, policy) if isinstance(found, Problem) else found
+        return self.problem(found, policy) if isinstance(found, Problem) else found
 
     def _look(
         self, request: Request, operation: Target, resolved: ResolvedPolicy, *, voids: bool
@@ -227,29 +220,29 @@ class KeyStatusView:
             return Problem("missing-key")
         client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
         names = (
-            load_tenant(self._callbacks, self._app),
-            self._credentials.principal(self._callbacks.principal, request, self._app, in_view=in_view),
+            load_tenant(self.callbacks, self.app),
+            self._credentials.principal(self.callbacks.principal, request, self.app, in_view=in_view),
         )
         with _as_at(request, operation):
-            there = _loaded_names(self._callbacks, self._app, names)
+            there = _loaded_names(self.callbacks, self.app, names)
         if there != names:
             return Problem("unknown-operation", _ELSEWHERE)
-        if names[1] is None and self._settings.allow_anonymous is False:
+        if names[1] is None and self.settings.allow_anonymous is False:
             return Problem("principal-required", status=403)
         preferred = preferred_wait(request) if "HTTP_PREFER" in request.environ else None
         wait = 0.0 if preferred is None else min(float(preferred), policy.wait)
         requests = named_requests(
-            Scope(self._settings.namespace, *names, endpoint if policy.scope == "operation" else None),
+            Scope(self.settings.namespace, *names, endpoint if policy.scope == "operation" else None),
             client_key,
-            self._identities,
-            self._settings,
+            self.identities,
+            self.settings,
             policy,
             method=operation.method,
             operation=endpoint,
-            before=lambda former: former_names(former, *names, request, self._app, in_view=in_view),
+            before=lambda former: former_names(former, *names, request, self.app, in_view=in_view),
         )
         try:
-            status = self._engine.status(
+            status = self.engine.status(
                 [each.key for each in requests],
                 callers=[each.callers for each in requests],
                 key_timestamp=requests[0].key_timestamp,
@@ -260,13 +253,13 @@ class KeyStatusView:
                 if problem is not None:
                     return problem
             if voids and status.state in _FREE:
-                quota = load_quota(self._callbacks, self._settings, names[0], self._app)
-                voided = self._engine.void(requests, policy, quota=quota)
+                quota = load_quota(self.callbacks, self.settings, names[0], self.app)
+                voided = self.engine.void(requests, policy, quota=quota)
                 if isinstance(voided, OverQuota):
-                    return refusal(replace(voided, allowed=voided.allowed * self._settings.tenant_shards))
+                    return refusal(replace(voided, allowed=voided.allowed * self.settings.tenant_shards))
                 status = replace(voided, waited=status.waited)
         except ConfigurationError as error:
-            if self._app.debug or self._app.testing:
+            if self.app.debug or self.app.testing:
                 raise
             self._outages.refused(f"The status of a key of {endpoint}", error)
             return Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
@@ -282,9 +275,9 @@ class KeyStatusView:
             # Hooks may have read the tenant from the URL of this request.
             return Problem("unknown-operation", _ELSEWHERE)
         doubt = self._doubt(request, operation.rule.endpoint, resolved, names)
-        if not doubt and voids and names[1] is None and self._settings.allow_anonymous is not True:
+        if not doubt and voids and names[1] is None and self.settings.allow_anonymous is not True:
             # Only an application that can name a caller who signs in. Flask-HTTPAuth does in decorators: see `_doubt`.
-            doubt = _SIGNED_OUT if self._callbacks.principal is not None or extensions_of(self._app) else ""
+            doubt = _SIGNED_OUT if self.callbacks.principal is not None or extensions_of(self.app) else ""
         if not doubt:
             return None
         self._log_once(operation.rule.endpoint, doubt)
@@ -292,17 +285,17 @@ class KeyStatusView:
 
     def _refusal(self, request: Request, operation: Target, status: KeyStatus, *, voids: bool) -> Problem | None:
         """Return the problem for a key with another's record, one that this caller may not see, or that was not voided."""
-        record, state, guard = status.record, status.state, self._callbacks.replay_guard
+        record, state, guard = status.record, status.state, self.callbacks.replay_guard
         if record is not None:
             # A claim finds the key in use if its record is another operation's. An endpoint that was renamed since says
             # nothing: a claim compares the path. A claim of a voided key is refused as that, whatever the operation is.
             info, endpoint = record.info, operation.rule.endpoint
-            renamed = info.operation == endpoint or info.operation not in self._app.view_functions
+            renamed = info.operation == endpoint or info.operation not in self.app.view_functions
             if state == "of-other" or (state != "voided" and not (info.method == operation.method and renamed)):
                 return refusal(Mismatched(first_seen=record.requested_at))
         if state in ("done", "expired") and guard is not None:
             with _as_at(request, operation):
-                allowed = self._app.ensure_sync(guard)(record)
+                allowed = self.app.ensure_sync(guard)(record)
             if not allowed:
                 return Problem("replay-forbidden")
         if voids and state not in ("voided", "done", "expired"):
@@ -320,9 +313,9 @@ class KeyStatusView:
         tenant, principal = names
         if principal is None and self._credentials.of(request) is not None:
             return _MOUNT
-        if _have_hooks(self._app, _blueprints(endpoint) ^ {*request.blueprints}):
+        if _have_hooks(self.app, _blueprints(endpoint) ^ {*request.blueprints}):
             return _OTHER_HOOKS
-        if self._callbacks.tenant is not None and tenant is None:
+        if self.callbacks.tenant is not None and tenant is None:
             return _NO_TENANT
         decorated = self._is_decorated(request)
         if resolved.deferred and (not decorated or principal is None):
@@ -331,14 +324,14 @@ class KeyStatusView:
         if not resolved.deferred and decorated and principal is not None:
             # Flask-Login and Flask-JWT-Extended name callers without a decorator. Elsewhere the claim found no caller, and
             # refused the known credentials of this request unless callers may be anonymous.
-            by_decorator = self._callbacks.principal is not None or is_of_httpauth(principal)
-            refused = self._settings.allow_anonymous is not True and self._credentials.of(request) is not None
+            by_decorator = self.callbacks.principal is not None or is_of_httpauth(principal)
+            refused = self.settings.allow_anonymous is not True and self._credentials.of(request) is not None
             if by_decorator and not refused:
                 return _ONLY_DECORATORS
         return ""
 
     def _is_decorated(self, request: Request) -> bool:
-        return self._app.view_functions.get(request.endpoint or "") is not key_status
+        return self.app.view_functions.get(request.endpoint or "") is not key_status
 
     def _log_once(self, endpoint: str, why: str) -> None:
         if (endpoint, why) not in self._refused:
@@ -364,7 +357,7 @@ class KeyStatusView:
                 document["status"] = record.payload.status
         if status.waited:
             fields.append(("Preference-Applied", f"wait={waited}"))
-        return build(self._app.response_class, (json.dumps(document) + "\n").encode(), 200, fields)
+        return build(self.app.response_class, (json.dumps(document) + "\n").encode(), 200, fields)
 
 
 def _at_least_one(seconds: float) -> int:

@@ -22,31 +22,6 @@ from flask_idempotency.settings.reading import EXTENSIONS
 
 Loader = Callable[[], "str | None"]
 
-TOKENS: Final = (
-    "Authorization",
-    "Proxy-Authorization",
-    "Cookie",
-    "X-API-Key",
-    "Api-Key",
-    "ApiKey",
-    "X-API-Token",
-    "X-API-Secret",
-    "X-Goog-Api-Key",
-    "X-Authorization",
-    "X-Token",
-    "X-User-Token",
-    "X-Auth-Token",
-    "X-Auth-Key",
-    "X-Access-Token",
-    "X-Session-Token",
-    "X-Amz-Security-Token",
-    "Ocp-Apim-Subscription-Key",
-    "X-Functions-Key",
-    "Private-Token",
-    "DPoP",
-)
-"""Request headers in which a client proves who it is."""
-
 ASSERTED: Final = (
     "Remote-User",
     "X-Remote-User",
@@ -89,36 +64,50 @@ CERTIFICATES: Final = (
 )
 """Request headers in which a proxy passes on a client's certificate."""
 
-PREFIXES: Final = (
+_OF_CERTIFICATES: Final = (
     "SSL_CLIENT_",
     "HTTP_SSL_CLIENT_",
     "HTTP_X_SSL_CLIENT_",
     "HTTP_X_CLIENT_VERIFY",
     "HTTP_X_CLIENT_DN",
-    "OIDC_CLAIM_",
-    "HTTP_OIDC_CLAIM_",
 )
+PREFIXES: Final = (*_OF_CERTIFICATES, "OIDC_CLAIM_", "HTTP_OIDC_CLAIM_")
 """Prefixes of names in the environ: a client's certificate as a server or proxy describes it, and mod_auth_openidc's caller."""
-
-_OF_CERTIFICATES: Final = (*PREFIXES[:5],)
-"""Those of `PREFIXES` that describe a certificate."""
-
-_BY_HEADER: Final = ("Authorization", "Proxy-Authorization", "X-Authorization")
-_API_KEYS: Final = (
-    "X-API-Key",
-    "Api-Key",
-    "ApiKey",
-    "X-API-Token",
-    "X-API-Secret",
-    "X-Goog-Api-Key",
-    "Ocp-Apim-Subscription-Key",
-    "X-Functions-Key",
-)
 
 NO_CERTIFICATE: Final = ("NONE", "(null)")
 """The values of such a variable if the client has no certificate: Apache's and nginx's."""
 
-_KINDS: Final = ("authorization", "api-key", "certificate", "remote-user", "other", "cookie")
+CREDENTIALS: Final = {
+    "authorization": ("Authorization", "Proxy-Authorization", "X-Authorization"),
+    "api-key": (
+        "X-API-Key",
+        "Api-Key",
+        "ApiKey",
+        "X-API-Token",
+        "X-API-Secret",
+        "X-Goog-Api-Key",
+        "Ocp-Apim-Subscription-Key",
+        "X-Functions-Key",
+    ),
+    "certificate": CERTIFICATES,
+    "remote-user": ASSERTED,
+    "other": (
+        "X-Token",
+        "X-User-Token",
+        "X-Auth-Token",
+        "X-Auth-Key",
+        "X-Access-Token",
+        "X-Session-Token",
+        "X-Amz-Security-Token",
+        "Private-Token",
+        "DPoP",
+    ),
+    "cookie": ("Cookie",),
+}
+"""Request headers by the kind of credential: see `activity.CALLERS`. The kind that tells the most is first."""
+
+TOKENS: Final = [name for kind in ("authorization", "api-key", "other", "cookie") for name in CREDENTIALS[kind]]
+"""Request headers in which a client proves who it is."""
 
 _RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:", "webhook:")
 """Prefixes of the ids of extensions and webhooks. An id of Flask-Login with such a prefix gets another one."""
@@ -201,26 +190,18 @@ class Credentials:
 
     def __init__(self, added: tuple[str, ...] = (), *, allow_anonymous: bool | None = None) -> None:
         self._allow_anonymous = allow_anonymous
-        self._names = {_in_environ(name): name for name in (*TOKENS, *ASSERTED, *CERTIFICATES, *added)}
-        self._names["REMOTE_USER"] = "REMOTE_USER"
-        self._kinds = {_in_environ(name): "other" for name in (*TOKENS, *added)}
-        for kind, headers in (
-            ("authorization", _BY_HEADER),
-            ("api-key", _API_KEYS),
-            ("certificate", CERTIFICATES),
-            ("remote-user", ASSERTED),
-            ("cookie", ("Cookie",)),
-        ):
-            self._kinds |= {_in_environ(name): kind for name in headers}
-        self._kinds["REMOTE_USER"] = "remote-user"
+        self._known = {environ_name(name): (name, "other") for name in added}
+        self._known |= {environ_name(name): (name, kind) for kind, names in CREDENTIALS.items() for name in names}
+        self._known["REMOTE_USER"] = ("REMOTE_USER", "remote-user")
+        """By its name in the environ what a credential is called, and its kind."""
 
     def kind_of(self, request: Request) -> str:
         """Return which kind of credential this request carries: one of `activity.CALLERS`.
 
-        Of several, the first in the order of `_KINDS` counts: a browser sends its cookies with every request.
+        Of several, the first in the order of `CREDENTIALS` counts: a browser sends its cookies with every request.
         """
         environ = request.environ
-        found = {self._kinds[name] for name in self._kinds.keys() & environ.keys() if str(environ[name]).strip()}
+        found = {self._known[name][1] for name in self._known.keys() & environ.keys() if str(environ[name]).strip()}
         if not found and self.of(request) is None:
             return "anonymous"
         if not found:
@@ -229,18 +210,18 @@ class Credentials:
                 for name, value in environ.items()
             )
             return "certificate" if of_certificate else "remote-user"
-        return next(kind for kind in _KINDS if kind in found)
+        return next(kind for kind in CREDENTIALS if kind in found)
 
     def knows(self, name: str) -> bool:
         """Return whether this name in the environ is that of a credential."""
-        return name in self._names or name.startswith(PREFIXES)
+        return name in self._known or name.startswith(PREFIXES)
 
     def of(self, request: Request) -> str | None:
         """Return the name of a credential of this request, or None. An empty value is none."""
         environ = request.environ
-        for name in self._names.keys() & environ.keys():
+        for name in self._known.keys() & environ.keys():
             if str(environ[name]).strip():
-                return self._names[name]
+                return self._known[name][0]
         for name, value in environ.items():
             if name.startswith(PREFIXES) and str(value).strip() and value not in NO_CERTIFICATE:
                 return name.removeprefix("HTTP_")
@@ -334,7 +315,8 @@ def bounded(name: str | None, source: str) -> str | None:
     return name
 
 
-def _in_environ(header: str) -> str:
+def environ_name(header: str) -> str:
+    """Return the name of this header field in the environ."""
     return "HTTP_" + header.upper().replace("-", "_")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -28,20 +28,19 @@ from flask_idempotency.web.responses import replay
 _log = logging.getLogger("flask_idempotency")
 
 
+@dataclass
 class Replies:
     """Builds responses as one application's settings and its problem renderer want them."""
 
-    def __init__(self, app: Flask, settings: Settings, callbacks: Callbacks) -> None:
-        self._app = app
-        self._settings = settings
-        self._callbacks = callbacks
-        self._serves_pages = settings.serves_problem_pages
-        self.status_views: Mapping[str, str] = {}
-        """The endpoints of status views, by blueprint. Set before the first request: see `find_status_views`."""
+    app: Flask
+    settings: Settings
+    callbacks: Callbacks
+    status_views: Mapping[str, str] = field(default_factory=dict)
+    """The endpoints of status views, by blueprint. Set before the first request: see `find_status_views`."""
 
     def build(self, reply: Problem | StoredResponse, policy: Policy) -> Response:
         """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
-        docs_url, response_class = self._settings.docs_url, self._app.response_class
+        docs_url, response_class = self.settings.docs_url, self.app.response_class
         if isinstance(reply, Problem):
             in_form, profile = policy.form_field is not None, PROFILES[policy.profile]
             return self._render(
@@ -62,16 +61,16 @@ class Replies:
 
         `in_form`: a form carries its key, so the same form has the same key.
         """
-        settings = self._settings
+        settings = self.settings
         if settings.publish:
             problem = replace(problem, policy_url=quote(context.get().request.root_path) + POLICY_PATH)
-        own: Any = self._callbacks.problem_renderer
+        own: Any = self.callbacks.problem_renderer
         if own is not None:
             try:
                 shown = replace(problem, status=problem.status_in(profile))
                 made = own(shown, profile=profile, docs_url=docs_url, response_class=response_class)
                 if made is not None:
-                    response = self._app.make_response(made)
+                    response = self.app.make_response(made)
                     for name, value in problem.http_headers:
                         response.headers.setdefault(name, value)
                     if problem.status_url or problem.policy_url:
@@ -80,7 +79,7 @@ class Replies:
             except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
                 _log.exception("the problem renderer failed on %s", problem.code)
         request: Request = context.get().request
-        pages = quote(request.root_path) + PAGES_PATH if self._serves_pages else ""
+        pages = quote(request.root_path) + PAGES_PATH if settings.serves_problem_pages else ""
         made = render(problem, profile=profile, docs_url=docs_url, response_class=response_class, pages_url=pages)
         if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", ""):
             from flask_idempotency.web.problem_pages import as_page, prefers_page  # for the refusals of browsers
@@ -97,7 +96,7 @@ class Replies:
 
         if not state.client_key or problem.code not in OPEN_ENDED or state.policy.principal is not None:
             return problem
-        url = status_url(self.status_views, self._app, self._callbacks, (state.tenant, state.principal))
+        url = status_url(self.status_views, self.app, self.callbacks, (state.tenant, state.principal))
         return replace(problem, status_url=url)
 
 

@@ -119,7 +119,7 @@ CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
 
 
 def test_every_parameter_of_a_check_is_an_attribute_of_the_application() -> None:
-    known = {*Application.__dataclass_fields__, "endpoints", "intervals", "ran"}
+    known = {*Application.__dataclass_fields__, "counted", "endpoints", "intervals", "ran"}
 
     for each in _registered:
         parameters = signature(each.look).parameters.items()
