@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -113,9 +113,14 @@ def build(
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
     # Use those of the tiered store: it also removes erased and re-encrypted responses from the cache.
     offered = capabilities_of(store)
+    timed = store
+    if timing is not None:
+        from flask_idempotency.stores.timed import TimedStore  # only for an application that measures its store
+
+        timed = TimedStore(store, timing)
     codec = _codec(settings, offered.data_keys, store=type(system).__name__)
     deps = Dependencies(
-        store=store if timing is None else _timed(store, timing),
+        store=timed,
         codec=codec,
         renewer=LeaseRenewer(),
         repeater=LeaseRenewer(),
@@ -138,13 +143,6 @@ def build(
         tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
         cache_marker=system if isinstance(system, KnowsCache) else None,
     )
-
-
-def _timed(store: Store, timing: Timing) -> Store:
-    # Only for an application that measures its store.
-    from flask_idempotency.stores.timed import TimedStore
-
-    return TimedStore(store, timing)
 
 
 def _check_shards(shards: int, system: Store) -> None:
@@ -253,7 +251,8 @@ def build_store(
 
 
 def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:
-    if all(callable(getattr(choice, name, None)) for name in _PORT):
+    missing = [name for name in _PORT if not callable(getattr(choice, name, None))]
+    if not missing:
         if replicas:
             raise ConfigurationError(
                 "IDEMPOTENCY_REPLICAS: the store is an object, and has its number of replicas already. Remove this setting."
@@ -261,7 +260,6 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
         return choice  # type: ignore[no-any-return]
     if callable(getattr(choice, "evalsha", None)):
         return _redis_store(choice, memory, replicas)
-    missing = [name for name in _PORT if not callable(getattr(choice, name, None))]
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: {type(choice).__name__} is neither a Redis client nor a Store; it has no {', '.join(missing)}. "
         "See flask_idempotency.engine.store.Store, and StoreContract in flask_idempotency.testing.contract."
@@ -348,9 +346,8 @@ def _tiered(system: Store, redis_url: str, transactions: Transactions | None) ->
 
 
 def _factory(path: str) -> Callable[[], Any]:
-    module, _, name = path.partition(":")
     try:
-        factory = getattr(import_module(module), name)
+        factory = resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {path!r} cannot be imported: {error}.") from error
     if not callable(factory):

@@ -38,7 +38,7 @@ from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
-from flask_idempotency.web.callbacks import ActFor, Callbacks, SharedCallbacks, check_counted
+from flask_idempotency.web.callbacks import RESOLVER, ActFor, Callbacks, SharedCallbacks, check_counted
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.policies import Policies, mark_configured
@@ -341,7 +341,7 @@ class Idempotency:
         """
 
         def register(resolver: ResolverT) -> ResolverT:
-            self._callbacks.put_resolver(endpoint, resolver)
+            self._callbacks.put(RESOLVER + endpoint, resolver)
             return resolver
 
         return register

@@ -18,8 +18,10 @@ from weakref import WeakSet
 
 from flask import Flask
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from flask_idempotency.engine import events
 from flask_idempotency.engine.claim import Claim
@@ -45,6 +47,8 @@ MET_AS: Final = "idempotency.met_as"
 _ENDINGS: Final = (events.Completed, events.Released, events.Quarantined, events.Paused)
 _COUNTERS: Final = [short for short, about in FAMILIES.items() if not about.buckets]
 _UNITS: Final = {"seconds": "s", "bytes": "By"}
+
+_TRACEPARENT: Final = TraceContextTextMapPropagator()
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -139,15 +143,10 @@ class Telemetry:
 
 def _context_of(text: str) -> SpanContext | None:
     """Return the span of a record. None: it has none, or not one that this release wrote."""
-    version, _, rest = text.partition("-")
-    parts = rest.split("-")
-    if version != "00" or [len(part) for part in parts] != [32, 16, 2]:
+    if not text.startswith("00-"):
         return None
-    try:
-        trace_id, span_id, flags = (int(part, 16) for part in parts)
-    except ValueError:
-        return None
-    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    found = _TRACEPARENT.extract({"traceparent": text}, Context())
+    context = trace.get_current_span(found).get_span_context()
     return context if context.is_valid else None
 
 

@@ -34,9 +34,13 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.observations import Ending, Observations, Observed
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.extension import Idempotency
+from flask_idempotency.settings.options import DOCS_URL
+from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
+from flask_idempotency.web.problems import Problem
+from flask_idempotency.web.problems import render as plain
 from flask_idempotency.web.responses import CapturedResponse, capture, replay
 
 KEY = "Idempotency-Key"
@@ -203,6 +207,17 @@ class Sent:
         return sorted(pair for pair in self.headers if pair[0] != "Content-Length")
 
 
+def replayed(
+    stored: StoredResponse, *, policy: Policy, render: Callable[[Problem, Policy], Response] | None = None
+) -> Response:
+    """Replay this response. Without `render`, a problem looks as its profile has it."""
+
+    def rendered(problem: Problem, policy: Policy) -> Response:
+        return plain(problem, profile=PROFILES[policy.profile], docs_url=DOCS_URL, response_class=Response)
+
+    return replay(stored, policy=policy, response_class=Response, render=render or rendered)
+
+
 class Remembering:
     """An application with one view, no store, and `replay()` for the response that it captured."""
 
@@ -223,7 +238,7 @@ class Remembering:
         def again() -> Response | None:
             if "Replay" not in request.headers:
                 return None
-            return replay(self.result, policy=self.policy, response_class=app.response_class)
+            return replayed(self.result, policy=self.policy)
 
         @app.after_request
         def snap(response: FlaskResponse) -> FlaskResponse:

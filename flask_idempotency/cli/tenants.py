@@ -51,14 +51,14 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
     check_purge(whom, shred=shred)
     question, text = ("Destroy its data keys?", SHREDDED) if shred else ("Erase its responses?", WIPED)
     confirm(question, text, yes=yes)
-    with Purge(tenant, word) as running:
-        erased = running.shred(whom)
+    with Purge(tenant, word) as erased:
+        erased.shred(whom)
         if not shred:
             with show_progress(
-                "responses", total=partial(_responses_of, whom), as_json=prints_json(), so_far=running.so_far
+                "responses", total=partial(_responses_of, whom), as_json=prints_json(), so_far=erased.so_far
             ) as progress:
-                erased = running.wipe(whom, on_progress=progress)
-                progress.counts = Counts(running.wiped, running.passed_over)
+                erased.wipe(whom, on_progress=progress)
+                progress.counts = Counts(erased.wiped, erased.passed_over)
     unknown, secrets = cache_unknown(), len(operator.settings().secrets)
     wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
     return Output(

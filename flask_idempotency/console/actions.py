@@ -182,11 +182,11 @@ def purge(visit: Visit) -> Page:
         reason = reason_of(fields)
         if not tenant or fields.get("typed") != tenant:
             raise Invalid("Type the name of the tenant twice, exactly. Nothing was changed.")
-        with Purge(tenant, counted(visit, reason)) as running:
-            running.shred(whom)
-            report = running.wipe(whom, budget=PURGE_SECONDS)
-        said = purge_text(report, shred=False, secrets=len(operator.settings().secrets), cache_unknown=cache_unknown())
-        return visit.render("purged.html", tenant=tenant, said=said, finished=report.finished)
+        with Purge(tenant, counted(visit, reason)) as erased:
+            erased.shred(whom)
+            erased.wipe(whom, budget=PURGE_SECONDS)
+        said = purge_text(erased, shred=False, secrets=len(operator.settings().secrets), cache_unknown=cache_unknown())
+        return visit.render("purged.html", tenant=tenant, said=said, finished=erased.finished)
 
     return form(visit, "purge.html", fields, do, tenant=tenant, consequence=WIPED)
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -114,18 +115,20 @@ def describe(
     return described
 
 
+@dataclass
 class _Description:
     """Describes one document in place. No two parts of it may be one object."""
 
-    def __init__(self, document: dict[str, Any], application: Application, *, enforced: bool) -> None:
-        self._document = document
-        self._application = application
-        self._enforced = enforced
+    document: dict[str, Any]
+    application: Application
+    enforced: bool
+
+    def __post_init__(self) -> None:
         self._by_domain: dict[str | None, dict[tuple[str, str], list[Operation]]] = {}
 
     def add(self) -> None:
         """Describe each operation that takes keys."""
-        paths = self._document.get("paths") or {}
+        paths = self.document.get("paths") or {}
         for path, item in list(paths.items()):
             if not isinstance(item, dict) or not str(path).startswith("/"):
                 continue
@@ -161,23 +164,23 @@ class _Description:
             found += next((here for each in candidates if (here := served.get((shape(each), method)))), [])
         if not found or not all(each.guarded for each in found):
             return None
-        facts = [facts_of(each.resolved.policy, self._application, deferred=each.resolved.deferred) for each in found]
+        facts = [facts_of(each.resolved.policy, self.application, deferred=each.resolved.deferred) for each in found]
         return found[0].resolved if all(each == facts[0] for each in facts) else None
 
     def _served(self, domain: str | None) -> dict[tuple[str, str], list[Operation]]:
         """Return by shape and method the operations of this host or subdomain. None: of all."""
         served = self._by_domain.get(domain)
         if served is None:
-            domains = None if domain is None else self._application.domains_of(domain)
+            domains = None if domain is None else self.application.domains_of(domain)
             served = self._by_domain[domain] = {}
-            for each in self._application.operations(domains):
+            for each in self.application.operations(domains):
                 # A document by hand may name the parameters of a path otherwise than its rule.
                 served.setdefault((shape(each.path), each.method), []).append(each)
         return served
 
     def _domain(self, url: SplitResult) -> str | None:
         """Return the host or subdomain by which the application routes requests to this server. None: it is not known."""
-        app = self._application.app
+        app = self.application.app
         if app.url_map.host_matching:
             name = url.netloc.rpartition("@")[2].lower()
             known = name.removesuffix(":443" if url.scheme == "https" else ":80")
@@ -189,11 +192,11 @@ class _Description:
                 return None
             known = f".{url.netloc.lower()}".removesuffix(own).removeprefix(".")
         # A proxy may serve it under a name that the application does not know.
-        return known if self._application.serves(known) else None
+        return known if self.application.serves(known) else None
 
     def _servers(self, item: Mapping[str, Any], operation: Mapping[str, Any]) -> Iterator[SplitResult]:
         """Yield the addresses of the servers: those of the operation, else of the path, else of the document."""
-        for server in operation.get("servers") or item.get("servers") or self._document.get("servers") or ():
+        for server in operation.get("servers") or item.get("servers") or self.document.get("servers") or ():
             if not isinstance(server, dict):
                 continue
             url = str(server.get("url", ""))
@@ -205,7 +208,7 @@ class _Description:
 
     def _describe(self, operation: dict[str, Any], item: Mapping[str, Any], resolved: ResolvedPolicy) -> None:
         policy = resolved.policy
-        facts = facts_of(policy, self._application, deferred=resolved.deferred)
+        facts = facts_of(policy, self.application, deferred=resolved.deferred)
         self._add_parameter(operation, item, facts)
         responses = operation["responses"] = operation.get("responses") or {}
         # In YAML, a response that is still to be written is null.
@@ -242,7 +245,7 @@ class _Description:
         )
         parameter.setdefault("description", about)
         # A form may carry the key instead.
-        if facts["required"] and facts["form_field"] is None and self._enforced:
+        if facts["required"] and facts["form_field"] is None and self.enforced:
             parameter["required"] = True
         else:
             parameter.setdefault("required", False)
@@ -280,7 +283,7 @@ class _Description:
         if any("Retry-After" in PROBLEMS[code].again for code in codes):
             about = "Seconds to wait before you send the same request with the same key again."
             _add_field(response, "Retry-After", {"description": about, "schema": {"type": "integer", "minimum": 1}})
-        state = self._application.state
+        state = self.application.state
         if state.loaders.problem_renderer is not None:
             return  # the application alone knows how its problems look
         shown = {
@@ -308,7 +311,7 @@ class _Description:
 
     def _component(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
         """Return a reference to this schema. Take another name if the application has a schema of this one."""
-        components = self._document["components"] = self._document.get("components") or {}
+        components = self.document["components"] = self.document.get("components") or {}
         schemas = components["schemas"] = components.get("schemas") or {}
         number, free = 1, name
         while schemas.get(free, schema) != schema:
@@ -321,7 +324,7 @@ class _Description:
         """Return a copy of what this refers to. Return the value itself if it is no reference in this document."""
         target, followed = value, 0
         while isinstance(target, dict) and isinstance(reference := target.get("$ref"), str) and followed < 10:
-            found: Any = self._document if reference.startswith("#/") else None
+            found: Any = self.document if reference.startswith("#/") else None
             for part in reference[2:].split("/"):
                 part = unquote(part).replace("~1", "/").replace("~0", "~")
                 if isinstance(found, list) and part.isdecimal():

@@ -141,15 +141,9 @@ def _repeats(policy: Policy) -> bool:
     """
     if policy.decide is not None:
         return True
-    released = {
-        status
-        for status in range(100, 600)
-        if policy.settled_as(policy.stated(response=None, status=status, error=None), past_point=False)
-        is Decision.RELEASE
-    }
-    return _after_exception(policy) is Decision.RELEASE or any(
-        not 400 <= each < 500 for each in released - RELEASED_BY_DEFAULT
-    )
+    statuses = {*range(100, 400), *range(500, 600)} - RELEASED_BY_DEFAULT
+    decided = {_decided(policy, 500, Exception()), *(_decided(policy, status) for status in statuses)}
+    return Decision.RELEASE in decided
 
 
 _MEANS: Final[Mapping[Decision, str]] = {
@@ -169,8 +163,7 @@ def statuses_of(policy: Policy) -> dict[str, Any]:
     for first in range(200, 600, 100):
         decided: dict[Decision, list[int]] = {decision: [] for decision in Decision}
         for status in range(first, first + 100):
-            stated = policy.stated(response=None, status=status, error=None)
-            decided[policy.settled_as(stated, past_point=False)].append(status)
+            decided[_decided(policy, status)].append(status)
         most = max(decided, key=lambda decision: len(decided[decision]))
         # Where some statuses are in neither list, a class in one of them would include them.
         whole = most if not decided[Decision.QUARANTINE] else None
@@ -179,13 +172,13 @@ def statuses_of(policy: Policy) -> dict[str, Any]:
     return {
         "kept": lists[Decision.KEEP],
         "released": lists[Decision.RELEASE],
-        "exception": _MEANS[_after_exception(policy)],
+        "exception": _MEANS[_decided(policy, 500, Exception())],
     }
 
 
-def _after_exception(policy: Policy) -> Decision:
-    """Return what becomes of the key of a view that raises."""
-    return policy.settled_as(policy.stated(response=None, status=500, error=Exception()), past_point=False)
+def _decided(policy: Policy, status: int, error: Exception | None = None) -> Decision:
+    """Return what becomes of the key of a view that responds with this status, or raises."""
+    return policy.settled_as(policy.stated(response=None, status=status, error=error), past_point=False)
 
 
 _ECMA: Final = re.compile(

@@ -25,8 +25,6 @@ from flask_idempotency.settings.reading import (
     imply_steps,
     one_of,
     seconds,
-    step_names,
-    steps,
     whole_number,
 )
 
@@ -57,24 +55,14 @@ class ConsumerOptions:
         one_of("plain", "marked", "deduplicated", "transactional", "steps"),
         "What a second run of the work may repeat. Decides what happens after a worker vanished.",
     )
-    steps: Option = documented(
-        Option(steps),
-        "Every durable step that the work may take: decorated functions, `Step(…)` or names. Implies "
-        '`effects="steps"`.',
-    )
-    dropped_steps: Option = documented(
-        Option(step_names),
-        "Names of steps that an earlier release had. A message that recorded one goes on without it.",
-    )
+    steps: Option = PolicyOptions.steps
+    dropped_steps: Option = PolicyOptions.dropped_steps
     steps_in_any_order: Option = PolicyOptions.steps_in_any_order
     resume_within: Option = documented(
         Option(seconds, POSITIVE, allow_none=True),
         "How long a paused message may wait for its redelivery. Then the janitor quarantines it.",
     )
-    on_abandoned: Option = documented(
-        one_of("takeover", "quarantine", allow_none=True),
-        "Overrides the decision of `effects` about a vanished worker.",
-    )
+    on_abandoned: Option = PolicyOptions.on_abandoned
     on_error: Option = documented(
         one_of("release", "keep", "quarantine"),
         "How to end the key if the work raises an exception. Past the point of no return it is never released.",

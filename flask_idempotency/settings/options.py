@@ -113,12 +113,11 @@ class PolicyOptions:
     )
     steps: Option = documented(
         Option(steps),
-        "Every durable step that the view may take: decorated functions, `Step(…)` or names. Implies "
-        '`effects="steps"`.',
+        'Every durable step that may be taken: decorated functions, `Step(…)` or names. Implies `effects="steps"`.',
     )
     dropped_steps: Option = documented(
         Option(step_names),
-        "Names of steps that an earlier release had. A request that recorded one goes on without it.",
+        "Names of steps that an earlier release had. A key that recorded one goes on without it.",
     )
     steps_in_any_order: Option = documented(
         Option(bool),
@@ -193,7 +192,7 @@ class PolicyOptions:
 
 def _option(default: T, option: Option, doc: str, *, shown: object = None, repr: bool = True) -> T:
     """Declare an option that becomes this setting as it was loaded. The reference shows the default, or `shown`."""
-    documented(option, doc, default if shown is None else shown)
+    documented(option, doc, shown or ("none" if default in (None, ()) else default))
     return dataclasses.field(default=default, repr=repr, metadata={"": option})
 
 
@@ -223,7 +222,6 @@ class Settings:
         Option(str),
         "With a SQL store: a Redis or Valkey that serves replays in its place. You may empty it at any time, because "
         "only SQL grants claims.",
-        shown="none",
         repr=False,
     )
     claim_strategy: str | None = _option(
@@ -258,7 +256,6 @@ class Settings:
         'For one `keep` or `remember` after a change of identity: the former values, such as `{"namespace": "old"}`. Keys '
         "are claimed under both names. See [a change of "
         "identity](../guides/identity.md#when-the-identity-of-keys-changes).",
-        shown="none",
     )
     encryption: Encryption = _option(
         "off",
@@ -273,7 +270,6 @@ class Settings:
         '`"package.module:factory"`, a mapping of ids to keys, the URL of a '
         "[key service](../guides/encryption.md#a-key-service), a `KeyProvider`, or a list of these. With encryption off it "
         "opens responses that were encrypted before.",
-        shown="none",
         repr=False,
     )
     compression: str | None = _option(
@@ -313,14 +309,12 @@ class Settings:
         None,
         Option(str, matches(r"/(?!/)", 'must be a path such as "/idempotency/status".'), allow_none=True),
         "The path at which clients ask what became of a key. See [the status of a key](../guides/status.md).",
-        shown="none",
     )
     browser_module: str | None = _option(
         None,
         Option(str, matches(r"/(?!/)", 'must be a path such as "/idempotency.js".'), allow_none=True),
         "The path that serves the browser module, which `idempotency_script()` loads. See "
         "[calling from a browser](../guides/browser.md).",
-        shown="none",
     )
     allow_anonymous: bool | None = _option(
         None,
@@ -334,7 +328,6 @@ class Settings:
         Option(header_names),
         "Request headers that count as credentials, in addition to "
         "[the built-in ones](../guides/identity.md#what-counts-as-credentials).",
-        shown="none",
     )
     quota: Quota | None = dataclasses.field(
         default=None,

@@ -116,7 +116,12 @@ def _of_database(
 
 def _of_application(config: Mapping[str, Any]) -> Exposure | None:
     setting = "SQLALCHEMY_DATABASE_URI"
-    options = _default_bind(config)
+    # The options of the application's engine, combined from three settings as Flask-SQLAlchemy does it.
+    bind = (config.get("SQLALCHEMY_BINDS") or {}).get(None) or {}
+    basic = dict(config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
+    if config.get("SQLALCHEMY_DATABASE_URI") is not None:
+        basic["url"] = config["SQLALCHEMY_DATABASE_URI"]
+    options = {**(bind if isinstance(bind, Mapping) else {"url": bind}), **(basic if "url" in basic else {})}
     url = options.get("url")
     if url is None:
         what = "is not set, so it does not tell how the database is reached"
@@ -127,15 +132,6 @@ def _of_application(config: Mapping[str, Any]) -> Exposure | None:
         return _opaque(setting, "URL that can be read in two ways")
     scheme, connect_args = str(url).partition(":")[0].partition("+")[0], options.get("connect_args") or {}
     return _of_database(setting, str(url), scheme, connect_args, otherwise="database of this kind")
-
-
-def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the application's engine, combined from three settings as Flask-SQLAlchemy does it."""
-    bind = (config.get("SQLALCHEMY_BINDS") or {}).get(None) or {}
-    basic = dict(config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
-    if config.get("SQLALCHEMY_DATABASE_URI") is not None:
-        basic["url"] = config["SQLALCHEMY_DATABASE_URI"]
-    return {**(bind if isinstance(bind, Mapping) else {"url": bind}), **(basic if "url" in basic else {})}
 
 
 def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> Exposure | None:

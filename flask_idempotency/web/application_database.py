@@ -86,11 +86,17 @@ class ApplicationDatabase:
     def engine(self) -> Any:
         """Return the engine of the default bind, which holds the application's rows and the records."""
         with self._app.app_context():
-            return self._engine()
+            return self.here()
 
     def here(self) -> Any:
         """Return the same engine, in the current application context."""
-        return self._engine()
+        try:
+            return self._extension().engine
+        except KeyError:
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE is flask-sqlalchemy://, and Flask-SQLAlchemy-Lite has no default engine: set "
+                'SQLALCHEMY_ENGINES["default"].'
+            ) from None
 
     def engines(self) -> list[Any]:
         """Return every engine that its sessions may use by now, also of other binds and applications.
@@ -122,15 +128,6 @@ class ApplicationDatabase:
             )
         _refuse_others(found)
         return found
-
-    def _engine(self) -> Any:
-        try:
-            return self._extension().engine
-        except KeyError:
-            raise ConfigurationError(
-                "IDEMPOTENCY_STORE is flask-sqlalchemy://, and Flask-SQLAlchemy-Lite has no default engine: set "
-                'SQLALCHEMY_ENGINES["default"].'
-            ) from None
 
 
 def _is_lite(database: Any) -> bool:

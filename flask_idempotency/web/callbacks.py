@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -37,53 +37,41 @@ class ActFor:
     """The `before_request` hooks that it replaces: the functions, or their names."""
 
 
+@dataclass(eq=False)
 class Callbacks:
     """The functions and inboxes that an application registered. It sets them before they are used; then we only read them."""
 
-    __slots__ = (
-        "__weakref__",
-        "act_for",
-        "kept",
-        "operations",
-        "principal",
-        "problem_renderer",
-        "quota",
-        "replay_guard",
-        "resolvers",
-        "tenant",
-    )
-
-    def __init__(self, *, principal: Loader | None = None, tenant: Loader | None = None) -> None:
-        self.principal: Loader | None = principal
-        self.tenant: Loader | None = tenant
-        self.quota: Callable[[str | None], Quota | None] | None = None
-        self.replay_guard: Callable[[Record], bool] | None = None
-        self.problem_renderer: Callable[[Any], Any] | None = None
-        self.act_for: ActFor | None = None
-        self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
-        """By the endpoint, inbox or task whose keys they resolve."""
-        self.operations: Operations = Operations()
-        self.kept: Kept = Kept()
+    principal: Loader | None = None
+    tenant: Loader | None = None
+    quota: Callable[[str | None], Quota | None] | None = None
+    replay_guard: Callable[[Record], bool] | None = None
+    problem_renderer: Callable[[Any], Any] | None = None
+    act_for: ActFor | None = None
+    resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = field(default_factory=dict)
+    """By the endpoint, inbox or task whose keys they resolve."""
+    operations: Operations = field(default_factory=Operations)
+    kept: Kept = field(default_factory=Kept)
 
     def names(self) -> list[str]:
         """Return the name of each function: that of its loader, or "resolver:" and the operation."""
         loaders = [name for name in _LOADERS if getattr(self, name) is not None]
-        return [*loaders, *(_RESOLVER + operation for operation in self.resolvers)]
+        return [*loaders, *(RESOLVER + operation for operation in self.resolvers)]
 
     def get(self, name: str) -> Any:
         """Return the function of this name, or None."""
-        return getattr(self, name) if name in _LOADERS else self.resolvers.get(name.removeprefix(_RESOLVER))
+        return getattr(self, name) if name in _LOADERS else self.resolvers.get(name.removeprefix(RESOLVER))
 
     def put(self, name: str, function: Any) -> None:
         """Set the function of this name."""
         if name in _LOADERS:
             setattr(self, name, function)
         else:
-            self.resolvers[name.removeprefix(_RESOLVER)] = function
+            self.resolvers[name.removeprefix(RESOLVER)] = function
 
 
 _LOADERS: Final = ("principal", "tenant", "quota", "replay_guard", "problem_renderer", "act_for")
-_RESOLVER: Final = "resolver:"
+RESOLVER: Final = "resolver:"
+"""The beginning of the name of a resolver. The endpoint, inbox or task follows."""
 
 
 class SharedCallbacks:
@@ -117,14 +105,10 @@ class SharedCallbacks:
                 self._registrations.forget(name)
             else:
                 raise ConfigurationError(
-                    f"resolver({name.removeprefix(_RESOLVER)!r}): this endpoint has one already. Remove one of the two."
+                    f"resolver({name.removeprefix(RESOLVER)!r}): this endpoint has one already. Remove one of the two."
                 )
         self.newest.put(name, function)
         self._give()
-
-    def put_resolver(self, operation: str, function: Any) -> None:
-        """Register the resolver of an endpoint, an inbox or a task."""
-        self.put(_RESOLVER + operation, function)
 
     def _give(self) -> None:
         for each in list(self._used):
@@ -153,13 +137,6 @@ def former_names(
         case loader:
             principal = checked(app.ensure_sync(loader)(), "former principal_loader")
     return tenant, principal
-
-
-def former_scope(former: FormerIdentity, scope: Scope, names: tuple[str | None, str | None]) -> Scope | None:
-    """Return the scope that a key had under these former names. None: it is the same."""
-    tenant, principal = names
-    before = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
-    return None if before == scope else before
 
 
 def callers_of(
@@ -197,8 +174,9 @@ def with_former(
     """Add to these requests, one under each secret, the same ones under the former names. Pass (tenant, principal) of these."""
     today, then = callers_of(former, (scope.tenant, scope.principal), before, identities)
     own = [replace(each, callers=today) for each in requests]
-    formerly = former_scope(former, scope, before)
-    if formerly is None:
+    tenant, principal = before
+    formerly = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
+    if formerly == scope:
         return own
     return own + [
         replace(

@@ -46,7 +46,7 @@ from flask_idempotency.settings.profiles import lost_names
 from flask_idempotency.settings.security import is_same, secret_weaknesses
 from flask_idempotency.settings.transport import exposure
 from flask_idempotency.web.callbacks import Callbacks
-from flask_idempotency.web.janitor import due_tasks, unknown_consumers
+from flask_idempotency.web.janitor import due_tasks, unknown_operations
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, TemporaryBody
@@ -331,18 +331,13 @@ def headers(
 @check("resolvers", fine="Every endpoint, inbox and task that can be quarantined has a resolver.")
 def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -> Iterator[Found]:
     """Report resolvers of unknown endpoints, and endpoints that may need a resolver."""
-    elsewhere = unknown_consumers(app, callbacks)
+    elsewhere, nowhere = unknown_operations(app, callbacks)
     if elsewhere:
         text = f"Resolvers are registered for messages that this process does not handle ({some(elsewhere)})."
         remedy = (
             "Import the modules that make these inboxes and tasks where the janitor runs: it frees none of their keys."
         )
         yield Verdict.ADVICE, text, remedy
-    nowhere = [
-        name
-        for name in callbacks.resolvers
-        if name not in app.view_functions and callbacks.operations.get(name) is None and name not in elsewhere
-    ]
     if nowhere:
         text = f"Resolvers are registered for unknown endpoints ({some(nowhere)}): no janitor can start."
         remedy = (

@@ -281,18 +281,13 @@ def callable_resolvers(
     Raises `ConfigurationError` for endpoints that the application lacks: no resolver would ever run for their keys.
     """
     resolvers, operations = loaders.resolvers, loaders.operations
-    elsewhere = unknown_consumers(app, loaders)
+    elsewhere, unknown = unknown_operations(app, loaders)
     for name in elsewhere if warns else ():
         _log.warning(
             "resolver(%r): this process has no such inbox or task, so it resolves none of its keys. Import the module that "
             "makes it where the janitor runs.",
             name,
         )
-    unknown = [
-        name
-        for name in resolvers
-        if name not in app.view_functions and operations.get(name) is None and name not in elsewhere
-    ]
     if unknown:
         raise ConfigurationError(
             *(
@@ -317,13 +312,13 @@ def callable_resolvers(
     return {name: partial(call, resolver) for name, resolver in resolvers.items() if name not in elsewhere}
 
 
-def unknown_consumers(app: Flask, loaders: Callbacks) -> list[str]:
-    """Return the inboxes and tasks that have a resolver and that this process has not imported."""
-    return [
-        name
-        for name in loaders.resolvers
-        if name.startswith(CONSUMERS) and name not in app.view_functions and loaders.operations.get(name) is None
+def unknown_operations(app: Flask, loaders: Callbacks) -> tuple[list[str], list[str]]:
+    """Return what has a resolver and is unknown here: inboxes and tasks that this process has not imported; and endpoints."""
+    unknown = [
+        name for name in loaders.resolvers if name not in app.view_functions and loaders.operations.get(name) is None
     ]
+    elsewhere = [name for name in unknown if name.startswith(CONSUMERS)]
+    return elsewhere, [name for name in unknown if name not in elsewhere]
 
 
 def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:

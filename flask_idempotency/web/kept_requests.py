@@ -14,7 +14,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flask import Request
@@ -119,9 +119,15 @@ class KeptRequest:
         }
 
 
+@dataclass
 class Try:
     """One try to finish a request. It is in the environ of the internal request until that has begun."""
 
+    kept: KeptRequest
+    act_for: Callable[[str | None, str | None], Any]
+    claim: Claim
+    oldest: Identity
+    """The identity under the oldest secret of the claim, which downstream keys come from."""
     adopted: bool = False
     """Whether the guard has let the view run under the claim."""
     reason: str = ""
@@ -129,19 +135,10 @@ class Try:
     environ: dict[str, Any] | None = None
     """The environ of the internal request, until that has begun. A copy of it is another request."""
 
-    def __init__(
-        self, kept: KeptRequest, act_for: Callable[[str | None, str | None], Any], claim: Claim, oldest: Identity
-    ) -> None:
-        self._act_for = act_for
-        self.kept = kept
-        self.claim = claim
-        self.oldest = oldest
-        """The identity under the oldest secret of the claim, which downstream keys come from."""
-
     def begin(self, request: Request) -> None:
         """Act for the caller: call the application's function before all hooks of this request."""
         self.environ = None
-        request.environ.update(_fields(self._act_for(self.kept.principal, self.kept.tenant)))
+        request.environ.update(_fields(self.act_for(self.kept.principal, self.kept.tenant)))
         # Flask has read them, for the session, and the request keeps what it read.
         request.__dict__.pop("cookies", None)
 

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -50,6 +49,8 @@ from flask_idempotency.web.problems import (
     failure,
     refusal,
     render,
+    text_of,
+    whole_seconds,
 )
 from flask_idempotency.web.request_state import context
 from flask_idempotency.web.requests import client_keys, preferred_wait
@@ -343,11 +344,11 @@ class KeyStatusView:
         fields = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         record = status.record
         if record is not None:
-            document["since"] = f"{datetime.fromtimestamp(int(record.requested_at), UTC):%Y-%m-%dT%H:%M:%SZ}"
+            document["since"] = text_of(record.requested_at)
             document["attempt"] = record.attempt
             if status.state == "in-flight":
-                document["seconds_left"] = _at_least_one(record.remaining)
-                retry_after = _at_least_one(min(record.remaining, RETRY_AFTER_CAP_SECONDS))
+                document["seconds_left"] = whole_seconds(record.remaining)
+                retry_after = whole_seconds(min(record.remaining, RETRY_AFTER_CAP_SECONDS))
                 fields.append(("Retry-After", str(retry_after)))
             elif status.state in ("done", "voided") and record.payload is not None:
                 if status.state == "done":
@@ -358,10 +359,6 @@ class KeyStatusView:
         if status.waited:
             fields.append(("Preference-Applied", f"wait={waited}"))
         return build(self.app.response_class, (json.dumps(document) + "\n").encode(), 200, fields)
-
-
-def _at_least_one(seconds: float) -> int:
-    return max(1, math.ceil(seconds))
 
 
 @contextmanager

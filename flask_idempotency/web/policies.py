@@ -13,9 +13,9 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial, partialmethod, wraps
-from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 from weakref import WeakValueDictionary
 
@@ -209,32 +209,25 @@ def _refuse(app: Flask, endpoint: str, remedy: str, policy: Policy) -> NoReturn:
     )
 
 
+@dataclass(eq=False)
 class Policies:
     """The policies of one application, merged in this order: app, blueprint, nested blueprint, class, view, method."""
 
-    def __init__(
-        self,
-        app: Flask,
-        *,
-        base: Override,
-        overrides: Mapping[Blueprint, Override],
-        offered: Mapping[str, bool] = MappingProxyType({"joint": False}),
-        origins: Mapping[str, str] | None = None,
-        chosen_only: bool = False,
-        kept: Kept | None = None,
-    ) -> None:
-        """Take what the application wrote for all endpoints (`base`) and where (`origins`).
+    app: Flask
+    _: KW_ONLY
+    base: Override
+    """What the application wrote for all endpoints."""
+    overrides: Mapping[Blueprint, Override]
+    offered: Mapping[str, bool] = field(default_factory=lambda: {"joint": False})
+    """What the store offers, as `Policy.faults` takes it."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where the application wrote each value of `base`."""
+    chosen_only: bool = False
+    """Guard only endpoints that are annotated or configured."""
+    kept: Kept = field(default_factory=Kept)
+    """The policies of blueprints that hold for this application instead of `overrides`."""
 
-        `offered`: what the store offers, as `Policy.faults` takes it. `chosen_only`: guard only endpoints that are annotated
-        or configured. `kept` are the policies of blueprints that hold for this application instead of `overrides`.
-        """
-        self._app = app
-        self._kept = kept or Kept()
-        self._offered = offered
-        self._base = base
-        self._overrides = overrides
-        self._origins = origins or {}
-        self._chosen_only = chosen_only
+    def __post_init__(self) -> None:
         self.resolved: dict[tuple[str, str], ResolvedPolicy] = {}
         """What `resolve` has found so far. The hook of each request looks here first."""
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
@@ -242,7 +235,7 @@ class Policies:
         """What policies with `finish="janitor"` are checked with. None: the application is not set up yet."""
         self.in_use: bool = False
         """Set when the first request arrives. From then on the policies do not change."""
-        served_here[id(app)] = app
+        served_here[id(self.app)] = self.app
 
     def resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         """Return the policy of this endpoint and method. It does not change during the life of the application."""
@@ -260,7 +253,7 @@ class Policies:
         layers = list(self._layers(endpoint, method))
         written = {name: layer.where for layer in layers for name in layer.override}
         values = {name: value for layer in layers for name, value in layer.override.items()}
-        written |= {name: self._origins.get(name, "") for name in written if written[name] == _APPLICATION}
+        written |= {name: self.origins.get(name, "") for name in written if written[name] == _APPLICATION}
         origins = dict.fromkeys(sorted(POLICY_FIELDS | VIEW_FIELDS), "default")
         if "profile" in written:
             brought = f"profile {values['profile']}, of {written['profile']}"
@@ -283,22 +276,22 @@ class Policies:
 
     def fix(self) -> None:
         """Keep what is configured now: the first request arrives, and a factory may configure its next application."""
-        kept: Mapping[Any, Override] = self._kept.values
-        self._overrides = {**self._overrides, **kept}
+        kept: Mapping[Any, Override] = self.kept.values
+        self.overrides = {**self.overrides, **kept}
         self.in_use = True
 
     def serves(self, blueprint: Blueprint) -> bool:
         """Return whether requests may have got the policy of this blueprint's views already."""
-        return self.in_use and any(each is blueprint for each in self._app.blueprints.values())
+        return self.in_use and any(each is blueprint for each in self.app.blueprints.values())
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return every endpoint with every method that it is routed for."""
-        rules = self._app.url_map.iter_rules()
+        rules = self.app.url_map.iter_rules()
         return sorted({(rule.endpoint, method) for rule in rules for method in rule.methods or ()})
 
     def form_fields(self) -> Mapping[str, str]:
         """Return by endpoint the form field that carries the key of a POST. Browsers send forms with no other unsafe method."""
-        rules = len(self._app.view_functions)
+        rules = len(self.app.view_functions)
         if self._form_fields is None or self._form_fields[0] != rules:
             posted = {endpoint: self.resolve(endpoint, "POST") for endpoint, method in self.pairs() if method == "POST"}
             fields = {endpoint: each.policy.form_field for endpoint, each in posted.items() if not each.exempt}
@@ -317,27 +310,27 @@ class Policies:
         return [f"{', '.join(where)}: {fault}" for fault, where in faults.items()]
 
     def _resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
-        marks = [_mark(target) for target in _marked(self._app, endpoint, method)]
+        marks = [_mark(target) for target in _marked(self.app, endpoint, method)]
         policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
         decided = [mark.exempt for mark in marks if mark.exempt is not None]
         deferred = any(mark.deferred for mark in marks)
         unsafe = method in policy.methods
-        chosen = not self._chosen_only or bool(decided) or deferred or any(self._of_blueprints(endpoint))
+        chosen = not self.chosen_only or bool(decided) or deferred or any(self._of_blueprints(endpoint))
         # If the hook claims, a hidden `@claim_here` loses no protection. It warns when it is called.
-        lost = _hidden(self._app, endpoint, method) if unsafe else []
+        lost = _hidden(self.app, endpoint, method) if unsafe else []
         hidden = [
             f"a decorator hides that {name_of(each)} is annotated, so its policy would be ignored. Use functools.wraps in that "
             "decorator, or put @idempotent or @exempt above it, next to the route. Of a helper that the view calls, remove it."
             for each in lost
-            if self._chosen_only or _mark(each).exempt is not None
+            if self.chosen_only or _mark(each).exempt is not None
         ]
         if unsafe and not decided and not deferred:
-            view = self._app.view_functions.get(endpoint)
+            view = self.app.view_functions.get(endpoint)
             hidden += [
                 f"{name_of(each)} is annotated, and the method that replaces it in {name_of(class_of(view))} is not, so its "
                 "policy would be ignored. Put @idempotent or @exempt on that method, or on its class."
                 for each in _replaced(view, method)
-                if self._chosen_only or _mark(each).exempt is not None
+                if self.chosen_only or _mark(each).exempt is not None
             ]
         exempt = not unsafe or not (chosen or hidden) or (decided[-1] if decided else False)
         return ResolvedPolicy(
@@ -351,19 +344,19 @@ class Policies:
         )
 
     def _contradictions(self, policy: Policy) -> list[str]:
-        faults = policy.faults(**self._offered)
+        faults = policy.faults(**self.offered)
         if policy.finish == "janitor" and self.finishing is not None:
             from flask_idempotency.web.acting import finishing_faults  # for the endpoints that the janitor finishes
 
-            faults += finishing_faults(self._app, *self.finishing, policy)
+            faults += finishing_faults(self.app, *self.finishing, policy)
         return faults
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Yield the layers of this policy, outermost first."""
-        yield _Layer(_APPLICATION, self._base)
+        yield _Layer(_APPLICATION, self.base)
         yield from self._of_blueprints(endpoint)
-        view_class = getattr(self._app.view_functions.get(endpoint), "view_class", None)
-        for target in _marked(self._app, endpoint, method):
+        view_class = getattr(self.app.view_functions.get(endpoint), "view_class", None)
+        for target in _marked(self.app, endpoint, method):
             # `MethodView.as_view` makes a function that only `decorators` can mark.
             made = view_class is not None and getattr(target, "view_class", None) is view_class
             name = f"the decorators of {name_of(view_class)}" if made else name_of(target)
@@ -374,9 +367,9 @@ class Policies:
         """Yield the blueprints' layers, outermost first. Find them by object: a blueprint may have several names."""
         path = endpoint.split(".")[:-1]
         for depth in range(1, len(path) + 1):
-            blueprint: Any = self._app.blueprints.get(".".join(path[:depth]))
-            if blueprint in self._overrides:
-                override = self._kept.values.get(blueprint, self._overrides[blueprint])
+            blueprint: Any = self.app.blueprints.get(".".join(path[:depth]))
+            if blueprint in self.overrides:
+                override = self.kept.values.get(blueprint, self.overrides[blueprint])
                 yield _Layer(f"configure({blueprint.name!r})", override)
 
 

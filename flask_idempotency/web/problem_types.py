@@ -24,9 +24,9 @@ class ProblemType:
     """For the problem's page: what happened. The first sentence stands in the list of all problems."""
     remedy: str
     """For the problem's page: what the client does next."""
-    again: str
+    again: str = "no"
     """For the list of all problems: whether to send the same request again."""
-    retry: bool
+    retry: bool = False
     """Whether the same request under the same key, sent again by a machine, can end better."""
     stripe_type: str = "invalid_request_error"
     stripe_code: str | None = None
@@ -45,7 +45,6 @@ _ROWS = (
             "send the request. Send the same key with every attempt."
         ),
         again="with a key",
-        retry=False,
     ),
     ProblemType(
         code="invalid-key",
@@ -61,7 +60,6 @@ _ROWS = (
             "fails again."
         ),
         again="with a valid key",
-        retry=False,
     ),
     ProblemType(
         code="unknown-operation",
@@ -81,7 +79,6 @@ _ROWS = (
             "this for `absent`."
         ),
         again="with the operation",
-        retry=False,
     ),
     ProblemType(
         code="truncated-body",
@@ -106,8 +103,6 @@ _ROWS = (
             "unused."
         ),
         remedy="Send less, or send several requests, each with its own key. The same request fails again.",
-        again="no",
-        retry=False,
     ),
     ProblemType(
         code="in-flight",
@@ -138,8 +133,6 @@ _ROWS = (
             "first one is unchanged."
         ),
         remedy="To repeat the first request, send exactly what you sent then. For a new request, use a new key.",
-        again="no",
-        retry=False,
         stripe_type="idempotency_error",
         playbook_code="idempotency_payload_mismatch",
     ),
@@ -153,8 +146,6 @@ _ROWS = (
             "remembers it, and this one did nothing."
         ),
         remedy="If you still want it to happen, send the request under a new key. Otherwise you are done.",
-        again="no",
-        retry=False,
     ),
     ProblemType(
         code="void-not-offered",
@@ -163,8 +154,6 @@ _ROWS = (
         detail="This operation does not let its clients void keys. The key is as it was.",
         happened="You asked to void a key, and the policy of its operation does not allow that. Nothing was changed.",
         remedy="Ask for the status of the key with GET. To void keys, the service sets `void=True` for the operation.",
-        again="no",
-        retry=False,
     ),
     ProblemType(
         code="outcome-unknown",
@@ -184,7 +173,6 @@ _ROWS = (
             "response, or runs if the first attempt had no effect."
         ),
         again="no: look it up",
-        retry=False,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -261,7 +249,6 @@ _ROWS = (
             "make them again. A request with a key never gets this problem."
         ),
         again="no: it may run twice",
-        retry=False,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -312,7 +299,6 @@ _ROWS = (
             "again."
         ),
         again="no: done before",
-        retry=False,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -332,7 +318,6 @@ _ROWS = (
             "remembers the key."
         ),
         again="no: done before",
-        retry=False,
     ),
     ProblemType(
         code="key-expired",
@@ -351,7 +336,6 @@ _ROWS = (
             "a new key."
         ),
         again="no: done before",
-        retry=False,
     ),
     ProblemType(
         code="quota-exceeded",
@@ -380,8 +364,6 @@ _ROWS = (
             "nothing, and the response stays stored."
         ),
         remedy="A retry succeeds only once the permission is back.",
-        again="no",
-        retry=False,
     ),
     ProblemType(
         code="principal-required",
@@ -397,7 +379,6 @@ _ROWS = (
             "service lacks a setting, and a retry does not help: its log names the remedy."
         ),
         again="after you authenticate",
-        retry=False,
     ),
     ProblemType(
         code="misconfigured",
@@ -412,8 +393,6 @@ _ROWS = (
             "Contact the operator of the service: its log names the fault and the remedy. A retry does not help "
             "until the settings are corrected. Keep the key: an earlier request with it may have run."
         ),
-        again="no",
-        retry=False,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -433,7 +412,6 @@ _ROWS = (
             "get this problem."
         ),
         again="no: look it up",
-        retry=False,
         stripe_type="api_error",
     ),
 )

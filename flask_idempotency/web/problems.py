@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final, assert_never
 
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
@@ -106,7 +106,7 @@ class Problem:
         """Return the header fields of this occurrence, for each dialect and each renderer."""
         headers = [("Cache-Control", "no-store")]
         if self.retry_after is not None:
-            headers.append(("Retry-After", str(_whole_seconds(self.retry_after))))
+            headers.append(("Retry-After", str(whole_seconds(self.retry_after))))
         return [*headers, *self.headers]
 
     @property
@@ -116,23 +116,15 @@ class Problem:
         return ", ".join(f'<{url}>; rel="{relation}"' for relation, url in known.items() if url)
 
 
-class Renderer(Protocol):
-    """Makes the response for a problem. Your application may set its own renderer."""
-
-    def __call__(
-        self, problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]
-    ) -> Response: ...
-
-
 def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased | Expired | Voided) -> Problem:
     """Return the problem that tells a client why its request does not run."""
     match outcome:
         case InFlight(retry_after):
             return Problem("in-flight", retry_after=min(retry_after, RETRY_AFTER_CAP_SECONDS))
         case Mismatched(first_seen):
-            return Problem("key-reused", f"It was first seen at {_text_of(first_seen)}.")
+            return Problem("key-reused", f"It was first seen at {text_of(first_seen)}.")
         case Expired(first_seen):
-            return Problem("key-expired", f"It was first seen at {_text_of(first_seen)}.")
+            return Problem("key-expired", f"It was first seen at {text_of(first_seen)}.")
         case Unknown():
             return Problem("outcome-unknown")
         case OverQuota():
@@ -140,12 +132,13 @@ def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased | Expi
         case Erased():
             return Problem("response-erased")
         case Voided(first_seen):
-            return Problem("key-voided", f"It was voided at {_text_of(first_seen)}.")
+            return Problem("key-voided", f"It was voided at {text_of(first_seen)}.")
         case unexpected:
             assert_never(unexpected)
 
 
-def _text_of(time: float) -> str:
+def text_of(time: float) -> str:
+    """Return this moment as documents show it, in UTC."""
     return f"{datetime.fromtimestamp(int(time), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -257,8 +250,8 @@ def _over_quota(outcome: OverQuota) -> Problem:
     if outcome.limit in QUOTA_UNITS:
         policy += f';qu="{QUOTA_UNITS[outcome.limit]}"'
     if outcome.window is not None:
-        policy += f";w={_whole_seconds(outcome.window)}"
-    state = f'"{outcome.limit}";r=0;t={_whole_seconds(seconds)}'
+        policy += f";w={whole_seconds(outcome.window)}"
+    state = f'"{outcome.limit}";r=0;t={whole_seconds(seconds)}'
     return Problem(
         "quota-exceeded",
         f"The limit is on {LIMITS[outcome.limit]}: {outcome.allowed}.",
@@ -267,6 +260,7 @@ def _over_quota(outcome: OverQuota) -> Problem:
     )
 
 
-def _whole_seconds(seconds: float) -> int:
+def whole_seconds(seconds: float) -> int:
+    """Return these seconds rounded up, and at least 1."""
     # With 0 a client would retry without a pause for as long as the view runs.
     return max(1, math.ceil(seconds))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from types import TracebackType
 from typing import Final
 
 from flask_idempotency.engine.errors import IdempotencyError
@@ -61,18 +60,6 @@ _NOT_FINISHED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeReport:
-    """What a purge did. None: not requested, or this store cannot do it or tell."""
-
-    data_keys: int
-    wiped: int | None = None
-    condemned: int | None = None
-    still_open: int | None = None
-    finished: bool = True
-    """False: the budget ended before every response was wiped."""
-
-
 def cache_unknown() -> bool:
     """Return whether there may be a cache that this host cannot invalidate. True also if that is unknown."""
     parts = built()
@@ -99,45 +86,47 @@ def check_purge(whom: Sequence[bytes], *, shred: bool) -> None:
         )
 
 
+@dataclass
 class Purge:
-    """One purge, as a context: it publishes its audit event at the end, also when it is interrupted.
+    """One purge, and what it did, as a context: it publishes its audit event at the end, also when it is interrupted.
 
     Call `shred` first: from then on no retry gets a response of this tenant. Then `wipe` removes what can be read in the store.
     """
 
-    def __init__(self, tenant: str | None, word: AuditNote) -> None:
-        self._tenant = pseudonym(tenant)
-        self._word = word
-        self.data_keys: int = 0
-        self.wiped: int = 0
-        self.passed_over: int = 0
+    tenant: str | None
+    word: AuditNote
+    data_keys: int = 0
+    wiped: int = 0
+    passed_over: int = 0
+    condemned: int | None = None
+    """None: not requested, or this store cannot do it or tell. So is `still_open`."""
+    still_open: int | None = None
+    finished: bool = True
+    """False: the budget ended before every response was wiped."""
 
     def __enter__(self) -> Purge:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After Ctrl-C too: what was erased until then is gone.
         publish(
             TenantErased(
                 record="",
                 operation="",
-                tenant=self._tenant,
-                actor=self._word.actor,
-                reason=self._word.reason,
+                tenant=pseudonym(self.tenant),
+                actor=self.word.actor,
+                reason=self.word.reason,
                 data_keys=self.data_keys,
                 wiped=self.wiped,
                 finished=kind is None,
             )
         )
 
-    def shred(self, whom: Sequence[bytes]) -> PurgeReport:
+    def shred(self, whom: Sequence[bytes]) -> None:
         """Destroy the data keys of this tenant, with all its ids."""
         parts = built()
         if parts.data_keys is not None:
             self.data_keys = shred_keys(parts.data_keys, whom, audit=parts.audit)
-        return PurgeReport(self.data_keys)
 
     def wipe(
         self,
@@ -145,22 +134,21 @@ class Purge:
         *,
         budget: float = inf,
         on_progress: Callable[[int], object] = lambda touched: None,
-    ) -> PurgeReport:
+    ) -> None:
         """Wipe the responses of this tenant, for at most `budget` seconds. `on_progress` gets the number looked at so far."""
         parts = built()
         if parts.responses is None:
-            return PurgeReport(self.data_keys)
+            return
         # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
-        running = None if parts.recovery is None else still_open(parts.recovery, whom)
-        condemned = None
+        self.still_open = None if parts.recovery is None else still_open(parts.recovery, whom)
         drain = Batcher(batch=BATCH, budget=budget, on_progress=on_progress)
         report = wipe(parts.responses, whom, drain=drain, on_progress=self._count)
-        self.passed_over = report.passed_over
-        if not report.finished:
-            return PurgeReport(self.data_keys, self.wiped, condemned, running, finished=False)
+        self.passed_over, self.finished = report.passed_over, report.finished
+        if not self.finished:
+            return
         if parts.recovery is not None:
             before = self.wiped
-            condemned = wipe_condemned(
+            self.condemned = wipe_condemned(
                 parts.recovery,
                 whom,
                 keep_of=lambda about: policy_for(about).lifetime,
@@ -169,13 +157,11 @@ class Purge:
         if parts.journals is not None:
             so_far = self.wiped
             wipe_steps(parts.journals, whom, on_progress=lambda wiped: self._count(so_far + wiped))
-        finished = True
         if parts.expiry is not None:
             # Responses that have expired, and whose keys are remembered: the scan above passes them over.
             log = parts.task_log
             horizon = time.time() if log is None else min(log.now(), time.time())
-            finished = expire(parts.expiry, horizon=horizon, drain=drain).finished
-        return PurgeReport(self.data_keys, self.wiped, condemned, running, finished=finished)
+            self.finished = expire(parts.expiry, horizon=horizon, drain=drain).finished
 
     def _count(self, wiped: int) -> None:
         self.wiped = wiped
@@ -185,7 +171,7 @@ class Purge:
         return f"Data keys destroyed: {self.data_keys:,}. Responses wiped: {self.wiped:,}."
 
 
-def purge_text(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> list[str]:
+def purge_text(erased: Purge, *, shred: bool, secrets: int, cache_unknown: bool) -> list[str]:
     """Return what a purge did, in sentences, and what it could not do."""
     said = [f"Data keys destroyed: {erased.data_keys}."]
     if not shred:

@@ -19,7 +19,7 @@ from flask_idempotency.engine.lease import releasable_in
 from flask_idempotency.engine.model import ClaimRequest, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.profiles import PROFILES, Profile
+from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.problems import PAGES_PATH, POLICY_PATH, Problem, render
 from flask_idempotency.web.request_state import RequestState, context
@@ -40,27 +40,14 @@ class Replies:
 
     def build(self, reply: Problem | StoredResponse, policy: Policy) -> Response:
         """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
-        docs_url, response_class = self.settings.docs_url, self.app.response_class
         if isinstance(reply, Problem):
-            in_form, profile = policy.form_field is not None, PROFILES[policy.profile]
-            return self._render(
-                reply, profile=profile, docs_url=docs_url, response_class=response_class, in_form=in_form
-            )
-        return replay(reply, policy=policy, response_class=response_class, docs_url=docs_url, renderer=self._render)
+            # A form that carries its key has the same key when it is sent again.
+            return self._render(reply, policy, same_key=policy.form_field is not None)
+        return replay(reply, policy=policy, response_class=self.app.response_class, render=self._render)
 
-    def _render(
-        self,
-        problem: Problem,
-        *,
-        profile: Profile,
-        docs_url: str,
-        response_class: type[Response],
-        in_form: bool = False,
-    ) -> Response:
-        """Render a problem as the application's own renderer puts it, or else the profile.
-
-        `in_form`: a form carries its key, so the same form has the same key.
-        """
+    def _render(self, problem: Problem, policy: Policy, *, same_key: bool = False) -> Response:
+        """Render a problem as the application's own renderer puts it, or else the profile of this policy."""
+        profile, docs_url, response_class = PROFILES[policy.profile], self.settings.docs_url, self.app.response_class
         settings = self.settings
         if settings.publish:
             problem = replace(problem, policy_url=quote(context.get().request.root_path) + POLICY_PATH)
@@ -85,7 +72,7 @@ class Replies:
             from flask_idempotency.web.problem_pages import as_page, prefers_page  # for the refusals of browsers
 
             if prefers_page(request):
-                return as_page(made, problem, response_class, same_key=in_form)
+                return as_page(made, problem, response_class, same_key=same_key)
         return made
 
     def with_status_url(self, state: RequestState, problem: Problem) -> Problem:

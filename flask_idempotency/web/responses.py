@@ -27,9 +27,8 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.settings.options import DOCS_URL
-from flask_idempotency.settings.profiles import PROFILES, is_kept, lost_names
-from flask_idempotency.web.problems import Problem, Renderer, build, render
+from flask_idempotency.settings.profiles import is_kept, lost_names
+from flask_idempotency.web.problems import Problem, build
 
 
 class StreamEnd(Enum):
@@ -318,8 +317,7 @@ def replay(
     *,
     policy: Policy,
     response_class: type[Response],
-    docs_url: str = DOCS_URL,
-    renderer: Renderer = render,
+    render: Callable[[Problem, Policy], Response],
 ) -> Response:
     """Build the stored response, byte for byte, marked as a replay. A tombstone gets its status and a problem as the body.
 
@@ -339,8 +337,7 @@ def replay(
     line = f"{status} {stored.reason}" if stored.reason else _standard_line(status)
     if stored.kept or status in _BODILESS:
         return build(response_class, stored.body, line, _marked(pairs, policy))
-    problem = Problem("response-not-kept", status=status)
-    response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
+    response = render(Problem("response-not-kept", status=status), policy)
     response.status = line
     lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= status < 300 else OF_THE_BODY
     # A renderer may add fields. One response may have several Link and Vary fields.

@@ -22,8 +22,8 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.web.problems import refusal, render
-from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, kept_headers, overlay, replay
-from tests.apps import Remembering, new_world
+from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, kept_headers, overlay
+from tests.apps import Remembering, new_world, replayed
 
 
 def test_fields_of_the_response_are_kept() -> None:
@@ -138,7 +138,7 @@ STORED = StoredResponse(
 
 
 def theirs() -> Any:
-    return replay(STORED, policy=Policy(), response_class=Response)
+    return replayed(STORED, policy=Policy())
 
 
 def mine() -> Response:
@@ -389,7 +389,7 @@ def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
 ) -> None:
     """Fields that describe the lost body are gone; fields about the resource and its location stay."""
     policy = policy_of({"profile": profile})
-    again = replay(TOMBSTONE, policy=policy, response_class=Response)
+    again = replayed(TOMBSTONE, policy=policy)
 
     assert "201 Made" == again.status
     assert [
@@ -409,7 +409,7 @@ def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
 def test_a_tombstone_keeps_validators_of_a_success_only() -> None:
     """RFC 9110 section 8.8 defines them after a success. After another status they may describe the lost body."""
     for status in (200, 201, 202, 226, 303, 400, 409, 412, 500):
-        again = replay(replace(TOMBSTONE, status=status), policy=Policy(), response_class=Response)
+        again = replayed(replace(TOMBSTONE, status=status), policy=Policy())
         success = status < 300
 
         assert ("ETag" in again.headers, "Last-Modified" in again.headers) == (success, success), status
@@ -430,9 +430,7 @@ def test_a_tombstone_keeps_nothing_that_describes_the_lost_body() -> None:
         "Digest",
     ):
         policy = Policy(keep_headers=frozenset({name.lower()}))
-        again = replay(
-            StoredResponse(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response
-        )
+        again = replayed(StoredResponse(201, metadata=((name, "lost"),), kept=False), policy=policy)
 
         assert "lost" not in again.headers.getlist(name), name
 
@@ -440,10 +438,10 @@ def test_a_tombstone_keeps_nothing_that_describes_the_lost_body() -> None:
 def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
     """An application's own problem may have its own ETag."""
 
-    def renderer(problem: Any, **_: Any) -> Response:
+    def renderer(problem: Any, policy: Policy) -> Response:
         return Response("lost", headers={"ETag": '"problem"', "Location": "/help", "Link": "</help>; rel=help"})
 
-    again = replay(TOMBSTONE, policy=Policy(), response_class=Response, renderer=renderer)
+    again = replayed(TOMBSTONE, policy=Policy(), render=renderer)
 
     assert [['"problem"'], ["/help"]] == [again.headers.getlist(name) for name in ("ETag", "Location")]
     assert ["</b>; rel=b", "</help>; rel=help"] == again.headers.getlist("Link")
@@ -468,7 +466,7 @@ def test_a_retry_finds_the_etag_of_a_resource_whose_response_was_too_large() -> 
 
 @pytest.mark.parametrize("status", (204, 304))
 def test_a_tombstone_of_a_response_without_a_body_has_none(status: int) -> None:
-    again = replay(StoredResponse(status, kept=False), policy=Policy(), response_class=Response)
+    again = replayed(StoredResponse(status, kept=False), policy=Policy())
 
     assert (status, b"", []) == (again.status_code, again.data, again.headers.getlist("Content-Type"))
 
@@ -483,7 +481,7 @@ def test_a_poisoned_store_cannot_split_a_response() -> None:
         StoredResponse(200, reason="日本", kept=False),
     ):
         with pytest.raises(CorruptRecord):
-            replay(result, policy=Policy(), response_class=Response)
+            replayed(result, policy=Policy())
 
 
 def test_a_field_that_no_response_keeps_is_not_sent_from_the_store() -> None:
@@ -505,7 +503,7 @@ def test_a_field_that_no_response_keeps_is_not_sent_from_the_store() -> None:
         (True, False),
     ):
         planted = StoredResponse(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
-        again = replay(planted, policy=Policy(), response_class=Response)
+        again = replayed(planted, policy=Policy())
 
         assert (name in again.headers, "/things/7") == (False, again.headers["Location"]), (name, kept)
         assert "/etc/passwd" not in str(again.headers), (name, kept)
@@ -516,9 +514,7 @@ def test_the_present_policy_decides_which_fields_a_replay_carries() -> None:
     stored = StoredResponse(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
     policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())
 
-    assert [["7", "8"], []] == [
-        replay(stored, policy=policy, response_class=Response).headers.getlist("X-Total") for policy in policies
-    ]
+    assert [["7", "8"], []] == [replayed(stored, policy=policy).headers.getlist("X-Total") for policy in policies]
 
 
 def test_what_no_server_may_send_is_not_sent_from_the_store() -> None:
@@ -534,7 +530,7 @@ def test_what_no_server_may_send_is_not_sent_from_the_store() -> None:
         StoredResponse(304, body=b"x"),
     ):
         with pytest.raises(CorruptRecord):
-            replay(result, policy=Policy(), response_class=Response)
+            replayed(result, policy=Policy())
 
 
 @pytest.mark.parametrize("status", (0, 101, 600, 999))
@@ -550,5 +546,5 @@ def test_a_status_that_is_no_final_one_leaves_a_tombstone_of_500(status: int) ->
     service.post()
 
     assert (500, False, b"") == (service.result.status, service.result.kept, service.result.body)
-    again = replay(service.result, policy=Policy(), response_class=Response)
+    again = replayed(service.result, policy=Policy())
     assert (500, "application/problem+json") == (again.status_code, again.content_type)

@@ -16,8 +16,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import PROFILES, policy_of
-from flask_idempotency.web.responses import replay
-from tests.apps import Remembering
+from tests.apps import Remembering, replayed
 
 
 class Careful(Response):
@@ -144,7 +143,7 @@ def test_fields_keep_their_order_and_their_spelling() -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_replay_is_marked_in_its_profiles_way(name: str) -> None:
     policy = policy_of({"profile": name})
-    again = replay(StoredResponse(500), policy=policy, response_class=Response)
+    again = replayed(StoredResponse(500), policy=policy)
 
     assert [*policy.replayed_header, ("Cache-Control", "no-store")] == list(again.headers)
 
@@ -199,6 +198,6 @@ def test_any_answer_survives(
 
     service = Remembering(view, policy=Policy(keep_headers=frozenset({"x-total"})))
     first = service.post()
-    again = replay(service.result, policy=service.policy, response_class=Response)
+    again = replayed(service.result, policy=service.policy)
 
     assert (first.status, b"".join(pieces), headers) == (again.status, again.data, list(again.headers)[: len(headers)])
