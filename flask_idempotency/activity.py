@@ -113,13 +113,11 @@ class Activity:
         *,
         owner: bytes,
         renewer: LeaseRenewer | None = None,
-        token: Callable[[], bytes] = lambda: secrets.token_bytes(TOKEN_BYTES),
     ) -> None:
         """`owner` is the mark of the application. Give no `renewer` whose leases a slow call could delay."""
         self._store = log
         self._owner = owner
         self._renewer = LeaseRenewer() if renewer is None else renewer
-        self._new_token = token
         self._pending: deque[Counted] = deque()
         self.timed: Callable[[tuple[str, str, float]], None] = self._pending.append
         self._start_empty()
@@ -195,7 +193,7 @@ class Activity:
                 if not self._counts:
                     return True
                 self._sending, self._counts = self._counts, {}
-                self._token = self._new_token()
+                self._token = secrets.token_bytes(TOKEN_BYTES)
             counts, token = self._sending, self._token
         try:
             self._store.add(self._owner, counts, token=token)

@@ -216,14 +216,12 @@ class Idempotency:
             database = ApplicationDatabase(app)
         built = build(settings, observers=observers, database=database, timing=timing)
         joint = built.engine.transactions is not None
-        journals = built.journals is not None
         activity = activity_of(settings, built, observers, testing=app.testing)
-        # Where the guard is switched off, nothing is observed.
-        observations = built.observations is not None or not settings.enabled
+        # Where the guard is switched off, nothing is observed, voided or remembered.
         offered = {
             "joint": joint,
-            "journals": journals,
-            "observations": observations,
+            "journals": built.journals is not None,
+            "observations": built.observations is not None or not settings.enabled,
             "voids": built.void is not None or not settings.enabled,
             "remembers": built.remembers or not settings.enabled,
         }

@@ -238,11 +238,5 @@ def load_values(
 
         converted, found = schema.load(options, others)
         loaded |= converted
-        faults += [f"{name_of(name)}: {' '.join(_flat(texts))}" for name, texts in found.items()]
+        faults += [f"{name_of(name)}: {' '.join(texts)}" for name, texts in found.items()]
     return loaded, faults
-
-
-def _flat(messages: Any) -> list[str]:
-    if isinstance(messages, Mapping):
-        return [text for value in messages.values() for text in _flat(value)]
-    return [str(message) for message in messages] if isinstance(messages, list) else [str(messages)]

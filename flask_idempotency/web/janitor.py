@@ -28,7 +28,6 @@ from flask_idempotency.engine.recovery import Happened, Resolution, SeenStep, Se
 from flask_idempotency.maintenance.finish import FinishReport, finish
 from flask_idempotency.maintenance.janitor import (
     Batcher,
-    HeartbeatReport,
     Janitor,
     Task,
     Work,
@@ -92,9 +91,7 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
         raise ConfigurationError(
             "Idempotency is not set up on this application, or IDEMPOTENCY_ENABLED is False: the janitor has no work."
         )
-    built: Services = state.built
-    work = work_of(app, built, state.settings, state.loaders, state.policies, state.observers)
-    return Janitor(work, task_log=built.tasks, observers=state.observers, host_clock=host_clock)
+    return Janitor(work_of(app), task_log=state.built.tasks, observers=state.observers, host_clock=host_clock)
 
 
 def due_tasks(app: Flask) -> dict[str, float]:
@@ -113,7 +110,7 @@ def due_tasks(app: Flask) -> dict[str, float]:
         return {}
     try:
         # No resolver runs here, so a missing one is nothing to warn of.
-        work = work_of(app, state.built, settings, state.loaders, state.policies, state.observers, warns=False)
+        work = work_of(app, warns=False)
     except ConfigurationError:
         return {}
     return {task: every for task, every in intervals(settings).items() if task in work and task != "heartbeat"}
@@ -127,17 +124,14 @@ def settler_of(built: Services, settings: Settings, observers: Callable[[Event],
     return Settler(built.recovery, built.codec, observers, label=label, journals=built.journals, audit=built.audit)
 
 
-def work_of(
-    app: Flask,
-    built: Services,
-    settings: Settings,
-    loaders: Callbacks,
-    policies: Policies,
-    observers: Callable[[Event], None],
-    *,
-    warns: bool = True,
-) -> dict[Task, Work]:
+def work_of(app: Flask, *, warns: bool = True) -> dict[Task, Work]:
     """Return each task that this application and its store have work for. `warns`: of resolvers that will not be called."""
+    state: Any = app.extensions["idempotency"]
+    built: Services = state.built
+    settings: Settings = state.settings
+    loaders: Callbacks = state.loaders
+    policies: Policies = state.policies
+    observers: Callable[[Event], None] = state.observers
     work: dict[Task, Work] = {}
     owner = owner_mark(settings.namespace)
     settler = settler_of(built, settings, observers)
@@ -230,12 +224,8 @@ def work_of(
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
         work["reconcile"] = lambda horizon, drain: reconcile(ledger, drain=drain)
     if built.tasks is not None:
-        task_log = built.tasks
-
-        def beat(horizon: float, drain: Batcher) -> HeartbeatReport:
-            return heartbeat(task_log.reports(), store_now=task_log.now(), host_now=time.time())
-
-        work["heartbeat"] = beat
+        log = built.tasks
+        work["heartbeat"] = lambda *_: heartbeat(log.reports(), store_now=log.now(), host_now=time.time())
     if outbox is not None:
         work["relay"] = lambda horizon, drain: relay(outbox.relay(), drain=drain)
     return work

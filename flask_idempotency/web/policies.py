@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial, partialmethod, wraps
 from types import FunctionType, MemberDescriptorType, MethodType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from flask import Blueprint, Flask, current_app, has_request_context, request, request_started
@@ -94,12 +94,8 @@ class PolicySource:
     origins: Mapping[str, str]
 
 
-@valueclass(frozen=True, slots=True)
-class _Layer:
-    """The values that were written in one place."""
-
-    where: str
-    override: Override
+_Layer: TypeAlias = tuple[str, Override]
+"""A place, and the values that were written there."""
 
 
 @overload
@@ -251,8 +247,8 @@ class Policies:
     def explain(self, endpoint: str, method: str) -> PolicySource:
         """Return the policy, and the place where each value was written."""
         layers = list(self._layers(endpoint, method))
-        written = {name: layer.where for layer in layers for name in layer.override}
-        values = {name: value for layer in layers for name, value in layer.override.items()}
+        written = {name: where for where, override in layers for name in override}
+        values = {name: value for _, override in layers for name, value in override.items()}
         written |= {name: self.origins.get(name, "") for name in written if written[name] == _APPLICATION}
         origins = dict.fromkeys(sorted(POLICY_FIELDS | VIEW_FIELDS), "default")
         if "profile" in written:
@@ -311,7 +307,7 @@ class Policies:
 
     def _resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         marks = [_mark(target) for target in _marked(self.app, endpoint, method)]
-        policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
+        policy = policy_of(*(override for _, override in self._layers(endpoint, method)))
         decided = [mark.exempt for mark in marks if mark.exempt is not None]
         deferred = any(mark.deferred for mark in marks)
         unsafe = method in policy.methods
@@ -353,7 +349,7 @@ class Policies:
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Yield the layers of this policy, outermost first."""
-        yield _Layer(_APPLICATION, self.base)
+        yield _APPLICATION, self.base
         yield from self._of_blueprints(endpoint)
         view_class = getattr(self.app.view_functions.get(endpoint), "view_class", None)
         for target in _marked(self.app, endpoint, method):
@@ -361,7 +357,7 @@ class Policies:
             made = view_class is not None and getattr(target, "view_class", None) is view_class
             name = f"the decorators of {name_of(view_class)}" if made else name_of(target)
             override = _mark(target).override
-            yield _Layer(f"{'@webhook' if 'principal' in override else '@idempotent'} on {name}", override)
+            yield f"{'@webhook' if 'principal' in override else '@idempotent'} on {name}", override
 
     def _of_blueprints(self, endpoint: str) -> Iterator[_Layer]:
         """Yield the blueprints' layers, outermost first. Find them by object: a blueprint may have several names."""
@@ -370,7 +366,7 @@ class Policies:
             blueprint: Any = self.app.blueprints.get(".".join(path[:depth]))
             if blueprint in self.overrides:
                 override = self.kept.values.get(blueprint, self.overrides[blueprint])
-                yield _Layer(f"configure({blueprint.name!r})", override)
+                yield f"configure({blueprint.name!r})", override
 
 
 def refuse_unguarded(app: Flask, **_: Any) -> None:

@@ -170,13 +170,9 @@ def failure(error: IdempotencyError) -> Problem:
 
 def step_problem(error: IdempotencyError) -> Problem:
     """Return the problem for an error that a step raised, which the view let through."""
-    match error:
-        case ResponseUnavailable():
-            return Problem("outcome-unknown")
-        case StoreUnavailable() | NotCommitted():
-            return Problem("request-paused", retry_after=STORE_RETRY_SECONDS)
-        case _:
-            return Problem("outcome-unknown")
+    if isinstance(error, StoreUnavailable | NotCommitted) and not isinstance(error, ResponseUnavailable):
+        return Problem("request-paused", retry_after=STORE_RETRY_SECONDS)
+    return Problem("outcome-unknown")
 
 
 def render(

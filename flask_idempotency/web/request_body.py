@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import field
 from tempfile import TemporaryFile
@@ -56,12 +56,11 @@ class CountingStream:
         if name.startswith("_"):  # during copy.copy() there is no source yet
             raise AttributeError(name)
         found = getattr(self._source, name)
-        reads = name.startswith("read") and name != "readable" and callable(found)
-        return self._counting(found) if reads else found
+        if not name.startswith("read") or name == "readable" or not callable(found):
+            return found
 
-    def _counting(self, read: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*args: Any, **kwargs: Any) -> Any:
-            got = read(*args, **kwargs)
+            got = found(*args, **kwargs)
             self.bytes_read += _byte_size(got)
             return got
 

@@ -16,7 +16,7 @@ def main() -> None:
     state = app.extensions["idempotency"]
     state.extension.act_for(lambda principal, tenant: {STEPS: f"die:{sys.argv[1]}"})
     # Without the lock of the task, which a killed janitor would leave behind for minutes.
-    every = work_of(app, state.built, state.settings, state.loaders, state.policies, state.observers)
+    every = work_of(app)
     with app.app_context():
         every["finish"](time.time(), Batcher())
 

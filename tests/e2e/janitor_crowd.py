@@ -138,7 +138,7 @@ def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
     state = app.extensions["idempotency"]
     janitor = janitor_of(app)
     if not locked:
-        work = work_of(app, state.built, state.settings, state.loaders, state.policies, state.observers)
+        work = work_of(app)
         janitor = Janitor(work, task_log=None, observers=state.observers)
     while True:
         for task in TASKS:

@@ -529,10 +529,9 @@ def test_two_janitors_run_it_once() -> None:
 
     shop.extension.act_for(act_for)
     reports: list[FinishReport] = []
-    state: Any = shop.app.extensions["idempotency"]
 
     def work() -> FinishReport:
-        every = work_of(shop.app, state.built, state.settings, state.loaders, state.policies, state.observers)
+        every = work_of(shop.app)
         report: Any = every["finish"](shop.clock.now, Batcher())
         return report  # type: ignore[no-any-return]
 

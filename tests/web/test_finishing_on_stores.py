@@ -321,12 +321,11 @@ def test_many_janitors_and_clients_together_run_it_once(store: Any, clock: Froze
     for key in keys:
         first.post(key)
     shop = Shop(store, clock)
-    state: Any = shop.app.extensions["idempotency"]
     barrier, statuses = Barrier(4), Counter[int]()
 
     def janitor() -> None:
         # Without the lock of the task, which only saves work.
-        every = work_of(shop.app, state.built, state.settings, state.loaders, state.policies, state.observers)
+        every = work_of(shop.app)
         barrier.wait(60)
         every["finish"](clock.now, Batcher())
 
