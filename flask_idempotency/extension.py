@@ -438,7 +438,7 @@ class Idempotency:
             kept=outbox.set_up(),
         )
         if not settings.of_application:
-            declare_tables(app, records=False)
+            declare_tables(app)
 
     def problem_renderer(self, renderer: Callable[..., Any]) -> Callable[..., Any]:
         """Register a function that turns a problem into this application's own error format, such as a page.

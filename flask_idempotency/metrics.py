@@ -92,6 +92,7 @@ class Family:
     """A metric, and the values of its labels other than `app`."""
 
     name: str
+    """Without `idempotency_`, with which a scrape shows it."""
     help: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
@@ -100,7 +101,7 @@ class Family:
     @property
     def exposed(self) -> str:
         """The name that a scrape shows."""
-        return self.name if self.buckets else f"{self.name}_total"
+        return f"idempotency_{self.name}" if self.buckets else f"idempotency_{self.name}_total"
 
     def folded(self, values: tuple[str, ...]) -> tuple[str, ...]:
         """Return these label values, each unknown one as `other`."""
@@ -124,105 +125,96 @@ _SIZES = (128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0)
 _TASKS = (*TASKS, OTHER)
 
 
-def _family(name: str, help: str, *, buckets: tuple[float, ...] = (), **labels: tuple[str, ...]) -> tuple[str, Family]:
-    return name, Family(f"idempotency_{name}", help, labels, buckets)
+def _family(name: str, help: str, *, buckets: tuple[float, ...] = (), **labels: tuple[str, ...]) -> Family:
+    return Family(name, help, labels, buckets)
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    dict(
-        (
-            _family("claims", "Requests that claimed their key.", kind=("first", "takeover")),
-            _family("replays", "Stored responses that were replayed.", answer=_ANSWERS),
-            _family("refusals", "Refused requests, by the code of the problem.", code=_REFUSALS),
-            _family(
-                "observations",
-                "What enforcing would have done with requests that are only observed, and how they ended.",
-                outcome=(*OBSERVED, OTHER),
-            ),
-            _family(
-                "quota_refusals",
-                "Requests refused because their tenant reached a limit, by the limit.",
-                limit=("records", "bytes", "in-flight", "new-keys", OTHER),
-            ),
-            _family(
-                "data_losses",
-                "Data losses that a request or the janitor detected, by kind.",
-                loss=(*(loss.value for loss in DataLoss), OTHER),
-            ),
-            _family("restored_claims", "Claims that workers restored after a data loss."),
-            _family("voided_keys", "Keys that clients and operators voided."),
-            _family("completions", "Responses that the store saved.", status=_CLASSES, answer=_ANSWERS),
-            _family("response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
-            _family("releases", "Keys that were released.", cause=_RELEASES),
-            _family("quarantines", "Keys that a worker or the janitor quarantined, by cause.", cause=_QUARANTINES),
-            _family("pauses", "Requests that were paused between two steps, by cause.", cause=_RELEASES),
-            _family(
-                "finish_tries",
-                "Tries of the janitor to finish a request that no client retries, by how they ended.",
-                outcome=("completed", "failed", "quarantined"),
-            ),
-            _family("finish_gave_up", "Requests that the janitor tried to finish for the last time."),
-            _family(
-                "steps",
-                "Steps of requests, by name, by kind and by what happened.",
-                step=ANY,
-                effects=(*get_args(Effects), OTHER),
-                outcome=("finished", "recalled", "failed", "in-doubt", "not-kept"),
-            ),
-            _family("step_duration_seconds", "Run times of steps that finished.", buckets=_STEP_RUNS),
-            _family("step_result_size_bytes", "Sizes of the results of steps.", buckets=_STEP_SIZES),
-            _family(
-                "step_resolutions",
-                "Steps that operators and resolvers settled, or may have (uncertain).",
-                verb=("completed", "never-happened", "uncertain", OTHER),
-                by=_RESOLVED_BY,
-            ),
-            _family("lease_losses", "Workers that lost their claim before their work ended."),
-            _family("renewal_failures", "Lease renewals that failed and are retried."),
-            _family("max_runtime_exceeded", "Views that ran longer than max_runtime."),
-            _family("early_commits", "Transactional views that committed before their response was known."),
-            _family(
-                "completion_failures",
-                "Responses that the store did not save: retried (delayed), or given up (abandoned).",
-                outcome=("delayed", "abandoned"),
-            ),
-            _family(
-                "resolutions",
-                "Keys that operators and resolvers resolved, or may have (uncertain).",
-                verb=("completed", "released", "reopened", "resumed", "uncertain", OTHER),
-                by=_RESOLVED_BY,
-            ),
-            _family("resolver_undecided", "Resolver calls that resolved no key.", answer=("still-unknown", "failed")),
-            _family(
-                "store_failures",
-                "Claims that the store could not decide, by what happened to the request.",
-                request=("refused", "unprotected"),
-            ),
-            _family("corrupt_records", "Stored records that are unreadable."),
-            _family("operator_actions", "Actions of operators on whole tenants and on the store.", change=_ACTIONS),
-            _family(
-                "outbox_attempts",
-                "Messages of the outbox that a relay tried to send, by the result.",
-                result=_SENT,
-            ),
-            _family("task_runs", "Runs of janitor tasks.", task=_TASKS, outcome=("finished", "unfinished", "failed")),
-            _family("task_duration_seconds", "Run times of janitor tasks.", task=_TASKS, buckets=_RUNS),
-            _family(
-                "task_counts",
-                "Work of janitor tasks, by the counts of their reports.",
-                task=_TASKS,
-                count=(*_COUNTS, OTHER),
-            ),
-            _family(
-                "store_call_duration_seconds",
-                "Response times of the store, by call.",
-                call=get_args(Call),
-                outcome=get_args(Ending),
-                buckets=_LATENCY,
-            ),
-        )
-    )
+_FAMILIES = (
+    _family("claims", "Requests that claimed their key.", kind=("first", "takeover")),
+    _family("replays", "Stored responses that were replayed.", answer=_ANSWERS),
+    _family("refusals", "Refused requests, by the code of the problem.", code=_REFUSALS),
+    _family(
+        "observations",
+        "What enforcing would have done with requests that are only observed, and how they ended.",
+        outcome=(*OBSERVED, OTHER),
+    ),
+    _family(
+        "quota_refusals",
+        "Requests refused because their tenant reached a limit, by the limit.",
+        limit=("records", "bytes", "in-flight", "new-keys", OTHER),
+    ),
+    _family(
+        "data_losses",
+        "Data losses that a request or the janitor detected, by kind.",
+        loss=(*(loss.value for loss in DataLoss), OTHER),
+    ),
+    _family("restored_claims", "Claims that workers restored after a data loss."),
+    _family("voided_keys", "Keys that clients and operators voided."),
+    _family("completions", "Responses that the store saved.", status=_CLASSES, answer=_ANSWERS),
+    _family("response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
+    _family("releases", "Keys that were released.", cause=_RELEASES),
+    _family("quarantines", "Keys that a worker or the janitor quarantined, by cause.", cause=_QUARANTINES),
+    _family("pauses", "Requests that were paused between two steps, by cause.", cause=_RELEASES),
+    _family(
+        "finish_tries",
+        "Tries of the janitor to finish a request that no client retries, by how they ended.",
+        outcome=("completed", "failed", "quarantined"),
+    ),
+    _family("finish_gave_up", "Requests that the janitor tried to finish for the last time."),
+    _family(
+        "steps",
+        "Steps of requests, by name, by kind and by what happened.",
+        step=ANY,
+        effects=(*get_args(Effects), OTHER),
+        outcome=("finished", "recalled", "failed", "in-doubt", "not-kept"),
+    ),
+    _family("step_duration_seconds", "Run times of steps that finished.", buckets=_STEP_RUNS),
+    _family("step_result_size_bytes", "Sizes of the results of steps.", buckets=_STEP_SIZES),
+    _family(
+        "step_resolutions",
+        "Steps that operators and resolvers settled, or may have (uncertain).",
+        verb=("completed", "never-happened", "uncertain", OTHER),
+        by=_RESOLVED_BY,
+    ),
+    _family("lease_losses", "Workers that lost their claim before their work ended."),
+    _family("renewal_failures", "Lease renewals that failed and are retried."),
+    _family("max_runtime_exceeded", "Views that ran longer than max_runtime."),
+    _family("early_commits", "Transactional views that committed before their response was known."),
+    _family(
+        "completion_failures",
+        "Responses that the store did not save: retried (delayed), or given up (abandoned).",
+        outcome=("delayed", "abandoned"),
+    ),
+    _family(
+        "resolutions",
+        "Keys that operators and resolvers resolved, or may have (uncertain).",
+        verb=("completed", "released", "reopened", "resumed", "uncertain", OTHER),
+        by=_RESOLVED_BY,
+    ),
+    _family("resolver_undecided", "Resolver calls that resolved no key.", answer=("still-unknown", "failed")),
+    _family(
+        "store_failures",
+        "Claims that the store could not decide, by what happened to the request.",
+        request=("refused", "unprotected"),
+    ),
+    _family("corrupt_records", "Stored records that are unreadable."),
+    _family("operator_actions", "Actions of operators on whole tenants and on the store.", change=_ACTIONS),
+    _family("outbox_attempts", "Messages of the outbox that a relay tried to send, by the result.", result=_SENT),
+    _family("task_runs", "Runs of janitor tasks.", task=_TASKS, outcome=("finished", "unfinished", "failed")),
+    _family("task_duration_seconds", "Run times of janitor tasks.", task=_TASKS, buckets=_RUNS),
+    _family(
+        "task_counts", "Work of janitor tasks, by the counts of their reports.", task=_TASKS, count=(*_COUNTS, OTHER)
+    ),
+    _family(
+        "store_call_duration_seconds",
+        "Response times of the store, by call.",
+        call=get_args(Call),
+        outcome=get_args(Ending),
+        buckets=_LATENCY,
+    ),
 )
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({each.name: each for each in _FAMILIES})
 """Every counter and histogram, by its short name."""
 
 _made: WeakKeyDictionary[CollectorRegistry, Made] = WeakKeyDictionary()
@@ -234,7 +226,7 @@ def made_in(registry: CollectorRegistry) -> Made:
 
         def made(each: Family) -> Counter | Histogram:
             kind = partial(Histogram, buckets=each.buckets) if each.buckets else Counter
-            return kind(each.name, each.help, (APP, *each.labels), registry=registry)
+            return kind(f"idempotency_{each.name}", each.help, (APP, *each.labels), registry=registry)
 
         _made[registry] = {name: made(each) for name, each in FAMILIES.items()}
     return _made[registry]

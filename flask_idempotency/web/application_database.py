@@ -13,30 +13,29 @@ from flask_idempotency.engine.errors import ConfigurationError
 _log = logging.getLogger("flask_idempotency")
 
 
-def declare_tables(app: Flask, *, records: bool = True) -> None:
+def declare_tables(app: Flask) -> None:
     """Declare the store's tables in `db.metadata`: now, or when the first application context is pushed.
 
-    Without `records`, only that of the outbox.
+    If the records are elsewhere, declare only that of the outbox.
 
     Without them Flask-Migrate would write a migration that drops them. Every `flask` command, `db.create_all()` and
     every request pushes a context first, so Flask-SQLAlchemy may be set up after us.
     """
-    if _declared(app, records=records):
-        return
-
-    def declare_late(app: Flask, **_: Any) -> None:
-        # It raises nothing: Flask would leave the context to the next request of the thread.
-        try:
-            if not _declared(app, records=records):
-                return
-        except Exception as error:  # noqa: BLE001 - whatever it is; a claim raises it again where it matters
-            _log.error("The tables of the store are not in the metadata of the application: %s", error)
-        appcontext_pushed.disconnect(declare_late, app)
-
-    appcontext_pushed.connect(declare_late, app, weak=False)
+    if not _declared(app):
+        appcontext_pushed.connect(_declare_late, app)
 
 
-def _declared(app: Flask, *, records: bool) -> bool:
+def _declare_late(app: Flask, **_: Any) -> None:
+    """Declare the tables while a context is pushed. Never raises: Flask would leave it to the next request of the thread."""
+    try:
+        if not _declared(app):
+            return
+    except Exception as error:  # noqa: BLE001 - whatever it is; a claim raises it again where it matters
+        _log.error("The tables of the store are not in the metadata of the application: %s", error)
+    appcontext_pushed.disconnect(_declare_late, app)
+
+
+def _declared(app: Flask) -> bool:
     # Needs a package that is optional; a store on Flask-SQLAlchemy has it.
     from flask_idempotency.stores.sql.schema import include_in
 
@@ -47,7 +46,7 @@ def _declared(app: Flask, *, records: bool) -> bool:
     # This is the metadata of the default bind. Another extension of this name may have none.
     metadata = getattr(database, "metadata", None)
     if metadata is not None:
-        include_in(metadata, records=records)
+        include_in(metadata, records=app.extensions["idempotency"].settings.of_application)
     return True
 
 

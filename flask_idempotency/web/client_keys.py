@@ -44,19 +44,27 @@ def uses_of(typed: str, *, tenant: str | None, principal: str | None, endpoint: 
     Raises `Refused` for an endpoint that the application lacks, and for a key that no request could have.
     """
     found: list[Case] = []
+    of_messages = endpoint is not None and operator.state().loaders.operations.get(endpoint) is not None
+    of_views = endpoint is None or endpoint in current_app.view_functions
+    if not of_messages and not of_views:
+        raise Refused(UNKNOWN_ENDPOINT)
     former, namespace = operator.settings().former_identity, operator.settings().namespace
     before = None if former is None else former.namespace
-    if endpoint is not None and operator.state().loaders.operations.get(endpoint) is not None:
+    if of_messages:
         # An inbox or a task: the key is the id of a message, which may be any text.
         scopes = [Scope(namespace, tenant=tenant, principal=None, operation=endpoint)]
         if before is not None:
             scopes.append(replace(scopes[0], namespace=before))
         for key in (message_key(typed), message_key(BrokerId(typed))):
             found += _under_both(scopes, key, lambda about: True)
-    if endpoint is not None and endpoint not in current_app.view_functions:
-        _operations(endpoint)  # raises if it is unknown
+    if not of_views:
         return found
     key = parsed_key(typed)
+    if endpoint is None:
+        rules = operator.policies()
+        spaces = {name for name, method in rules.pairs() if rules.resolve(name, method).policy.scope == "operation"}
+    else:
+        spaces = {endpoint}
     # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
     callers = (False, True) if (principal or "").startswith(PRINCIPAL) else (False,)
 
@@ -64,7 +72,8 @@ def uses_of(typed: str, *, tenant: str | None, principal: str | None, endpoint: 
         # A record without names may belong to any caller.
         return operator.is_spelled(about.tenant, tenant) and operator.is_spelled(about.principal, principal)
 
-    for operation, of_package in product(_operations(endpoint), callers):
+    # The key space of all endpoints, and those of single endpoints.
+    for operation, of_package in product((None, *sorted(spaces)), callers):
         scopes = [Scope(namespace, tenant, principal, operation, of_package)]
         if former is not None:
             # A removed loader needs a request, and there is none here: name its records by their handles.
@@ -93,14 +102,3 @@ def _under_both(scopes: Sequence[Scope], key: str, may_be: Callable[[RequestInfo
     found = {each.key: each for each in (*twins, *own)}
     if found:
         yield Case(tuple(found.values()))
-
-
-def _operations(endpoint: str | None) -> list[str | None]:
-    """Return the key spaces to search: that of all endpoints, and those of single endpoints."""
-    if endpoint is not None:
-        if endpoint not in current_app.view_functions and operator.state().loaders.operations.get(endpoint) is None:
-            raise Refused(UNKNOWN_ENDPOINT)
-        return [None, endpoint]
-    rules = operator.policies()
-    own = {each for each, method in rules.pairs() if rules.resolve(each, method).policy.scope == "operation"}
-    return [None, *sorted(own)]

@@ -13,7 +13,7 @@ UNITS = ("_seconds", "_bytes")
 
 def test_a_name_is_prefixed_and_a_histogram_names_its_unit() -> None:
     for family in FAMILIES.values():
-        assert re.fullmatch(r"idempotency_[a-z_]+", family.name), family
+        assert re.fullmatch(r"idempotency_[a-z_]+", family.exposed), family
         assert bool(family.buckets) is family.name.endswith(UNITS), family
         assert family.help.endswith("."), family
 
@@ -38,7 +38,7 @@ def test_an_application_has_a_bounded_number_of_series() -> None:
 
 def test_an_unknown_label_value_becomes_other() -> None:
     """A release that says something new adds no series."""
-    family = Family("idempotency_test", "Test.", {"cause": ("error", OTHER)})
+    family = Family("test", "Test.", {"cause": ("error", OTHER)})
 
     assert [("error",), (OTHER,)] == [family.folded((said,)) for said in ("error", "k-1234")]
 
