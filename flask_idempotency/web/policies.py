@@ -329,23 +329,20 @@ class Policies:
                 if self.chosen_only or _mark(each).exempt is not None
             ]
         exempt = not unsafe or not (chosen or hidden) or (decided[-1] if decided else False)
+        faults = [] if exempt else [*hidden, *policy.faults(**self.offered)]
+        if not exempt and policy.finish == "janitor" and self.finishing is not None:
+            from flask_idempotency.web.acting import finishing_faults  # for the endpoints that the janitor finishes
+
+            faults += finishing_faults(self.app, *self.finishing, policy)
         return ResolvedPolicy(
             policy=policy,
             exempt=exempt,
             deferred=deferred,
             chosen=chosen or not unsafe,
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
-            faults=() if exempt else (*hidden, *self._contradictions(policy)),
+            faults=tuple(faults),
             observed=not exempt and policy.mode != "enforce",
         )
-
-    def _contradictions(self, policy: Policy) -> list[str]:
-        faults = policy.faults(**self.offered)
-        if policy.finish == "janitor" and self.finishing is not None:
-            from flask_idempotency.web.acting import finishing_faults  # for the endpoints that the janitor finishes
-
-            faults += finishing_faults(self.app, *self.finishing, policy)
-        return faults
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Yield the layers of this policy, outermost first."""
