@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -19,13 +19,14 @@ from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, duration, prints_json, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
 from flask_idempotency.engine import activity as names
+from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.operations import activity
-from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.health import KeptHealth, kept_health
 from flask_idempotency.operations.identity import IdentityChange, look
-from flask_idempotency.operations.records import Condition, Refused
+from flask_idempotency.operations.records import Condition, Refused, paused_among
 from flask_idempotency.operations.times import format_duration, format_edge, moment
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.operator import built, policies, recovery, settings, state
@@ -87,44 +88,58 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
     found, parts = recovery(), built()
     if not quick and sys.stderr.isatty():
         say("Counting the completed records; --quick leaves them out.", err=True)
-    shown = stats(
-        found,
-        responses=None if quick else parts.responses,
-        data_keys=parts.data_keys,
-        ledger=parts.ledger,
-        tasks=parts.tasks,
-        identity=_identity(parts),
-        journals=parts.journals,
-    )
-    log = parts.task_log
+    standing, log, responses = found.counts(), parts.task_log, None if quick else parts.responses
+    # None: not requested, or the store cannot tell. Those of completed records include expired ones.
+    counted = {
+        "completed": None if responses is None else sum(responses.count().values()),
+        "data_keys": None if parts.data_keys is None else sum(parts.data_keys.count().values()),
+        "tenants": None if parts.ledger is None else len(parts.ledger.tenants()),
+    }
+    ran = None if parts.tasks is None else parts.tasks.reports()
+    changes, paused = _identity(parts), paused_among(found, parts.journals)
     health = None if log is None else kept_health(log, owner_mark(settings().namespace))
-    lines = _stats_lines(shown, health, quick=quick)
-    return Output({**asdict(shown), "health": None if health is None else asdict(health)}, lines)
+    shown = {
+        "standing": asdict(standing),
+        **counted,
+        "tasks": None if ran is None else {task: {"ago": run.ago, "did": run.facts()} for task, run in ran.items()},
+        "identity": None if changes is None else list(map(asdict, changes)),
+        "paused": paused,
+        "health": None if health is None else asdict(health),
+    }
+    return Output(shown, _stats_lines(standing, paused, counted, changes or (), ran, health, quick=quick))
 
 
-def _stats_lines(shown: Stats, health: KeptHealth | None, *, quick: bool) -> Iterator[Line]:
-    counts = shown.standing
-    expired = max(counts.lapsed - shown.paused, 0)
+def _stats_lines(
+    counts: UnfinishedCounts,
+    paused: int,
+    counted: Mapping[str, int | None],
+    changes: Sequence[IdentityChange],
+    ran: Mapping[str, TaskReport] | None,
+    health: KeptHealth | None,
+    *,
+    quick: bool,
+) -> Iterator[Line]:
+    expired = max(counts.lapsed - paused, 0)
     yield _count("in flight", counts.in_flight)
     for name, number, seconds, style in (
         (Condition.LEASE_EXPIRED.value, expired, counts.lapsed_for if expired else None, Style.WARNING),
-        (Condition.PAUSED.value, shown.paused, None if expired else counts.lapsed_for, Style.WARNING),
+        (Condition.PAUSED.value, paused, None if expired else counts.lapsed_for, Style.WARNING),
         ("quarantined", counts.quarantined, counts.quarantined_for, Style.BAD),
     ):
         if name == Condition.PAUSED.value and not number:
             continue
         oldest = "" if seconds is None else f", the oldest for {format_duration(seconds)}"
         yield Styled(_count(name, number) + oldest, style if number else None)
-    yield _count("completed", shown.completed, "not counted" if quick else "not known")
-    yield _count("data keys", shown.data_keys)
-    yield _count("tenants with a ledger", shown.tenants)
-    yield from (clean(f"identity: {each.text} {each.remedy}") for each in shown.identity or ())
-    if shown.tasks is None:
+    yield _count("completed", counted["completed"], "not counted" if quick else "not known")
+    yield _count("data keys", counted["data_keys"])
+    yield _count("tenants with a ledger", counted["tenants"])
+    yield from (clean(f"identity: {each.text} {each.remedy}") for each in changes)
+    if ran is None:
         yield "This store keeps no task log, so it cannot tell whether a janitor runs."
-    elif not shown.tasks:
+    elif not ran:
         yield "No janitor task has ever reported: start a janitor, or run its tasks by cron."
     else:
-        yield from (f"{clean(task)}: {ago(run.ago)}{_did(run.did)}" for task, run in sorted(shown.tasks.items()))
+        yield from (f"{clean(task)}: {ago(run.ago)}{_did(run.facts())}" for task, run in sorted(ran.items()))
     if health is not None:
         unknown = "" if health.complete else ", and a check could not be made"
         yield f"health: the console looked {ago(health.ago)}, and found {len(health.faults)} faults{unknown}"

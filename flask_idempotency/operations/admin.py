@@ -1,38 +1,31 @@
-"""Administer a store: erase a tenant, report key ring and statistics, handle a data loss, set quotas, upgrade tables.
+"""Administer a store: erase a tenant, report the key ring, handle a data loss, set quotas.
 
-Each function takes the part of the store that it needs and returns a report. Only `shred`, `initialise`, `acknowledge`,
-`quota_set` and `schema_report` with `upgrade` write.
+Each function takes the part of the store that it needs and returns a report. Only `shred`, `initialise`, `acknowledge` and
+`quota_set` write.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from flask_idempotency.engine.audit import AuditTrail
-from flask_idempotency.engine.capabilities import (
-    DataKeys,
-    DataLossDetector,
-    Ledger,
-    Recovery,
-    Responses,
-    UnfinishedCounts,
-)
+from flask_idempotency.engine.capabilities import DataKeys, DataLossDetector, Ledger, Recovery, Responses
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import data_key_context
 from flask_idempotency.engine.model import DataLoss, DataLossStatus
 from flask_idempotency.engine.quota import Quota, Usage
-from flask_idempotency.engine.store import Schema
-from flask_idempotency.engine.tasks import TaskLog
-from flask_idempotency.operations.identity import IdentityChange
-from flask_idempotency.operations.records import Refused, paused_among
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
 
 # Erase a tenant.
 
@@ -99,22 +92,13 @@ class KeysReport:
         return all(key.known and not key.unopened for key in self.keys)
 
 
-class Ring(Protocol):
-    """The part of a key provider that `keys_status` reads."""
-
-    @property
-    def newest(self) -> str: ...
-
-    def kids(self) -> Sequence[str]: ...
-
-    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes: ...
-
-
 SAMPLE: Final = 10
 """Data keys of each key of the ring. A key service is asked for each, and a wrong ring opens none."""
 
 
-def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys, journals: Journals | None = None) -> KeysReport:
+def keys_status(
+    ring: KeyProvider, responses: Responses, data_keys: DataKeys, journals: Journals | None = None
+) -> KeysReport:
     """Report the keys of the ring. Its records include the results of steps.
 
     Raises `StoreUnavailable` if the store does not answer.
@@ -143,7 +127,7 @@ def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys, journals:
     )
 
 
-def _unopened(ring: Ring, data_keys: DataKeys, kid: str) -> int:
+def _unopened(ring: KeyProvider, data_keys: DataKeys, kid: str) -> int:
     """Return how many of a sample of data keys the key of the ring with this id does not open. A service may be away: 0."""
     unopened, sample = 0, getattr(data_keys, "sample", None)  # a store of your own may not have it yet
     for tid, key in () if sample is None else sample(kid, limit=SAMPLE):
@@ -344,81 +328,3 @@ def _own_limits(ledger: Ledger, theirs: Sequence[Sequence[bytes]]) -> Quota:
     """Return the limits under the newest secret that has any: `quota_set` writes them under all, alike for every part."""
     every = map(ledger.limits, chain.from_iterable(theirs))
     return next((limits for limits in every if not limits.unlimited), Quota()).multiplied(len(theirs[0]))
-
-
-# Statistics.
-
-
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """The last report of a task. `did` is empty if another release wrote a report that this one cannot read."""
-
-    ago: float
-    did: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a store holds. None: not requested, or the store cannot tell."""
-
-    standing: UnfinishedCounts
-    completed: int | None
-    """Includes expired records that are not removed yet."""
-    data_keys: int | None
-    tenants: int | None
-    """Tenants with a ledger."""
-    tasks: Mapping[str, LastRun] | None
-    identity: tuple[IdentityChange, ...] | None = None
-    """Changes of the identity of keys whose retries are still at risk."""
-    paused: int = 0
-    """Of `standing.lapsed`: how many are paused after recorded steps, of the first 2,000."""
-
-
-def stats(
-    recovery: Recovery,
-    *,
-    responses: Responses | None,
-    data_keys: DataKeys | None,
-    ledger: Ledger | None,
-    tasks: TaskLog | None,
-    identity: tuple[IdentityChange, ...] | None = None,
-    journals: Journals | None = None,
-) -> Stats:
-    """Return the statistics of this store. Pass no `responses` to be quick: their count takes long.
-
-    Raises `StoreUnavailable` if the store does not answer.
-    """
-    return Stats(
-        standing=recovery.counts(),
-        completed=None if responses is None else sum(responses.count().values()),
-        data_keys=None if data_keys is None else sum(data_keys.count().values()),
-        tenants=None if ledger is None else len(ledger.tenants()),
-        tasks=None
-        if tasks is None
-        else {task: LastRun(entry.ago, entry.facts()) for task, entry in tasks.reports().items()},
-        identity=identity,
-        paused=paused_among(recovery, journals),
-    )
-
-
-# The tables of a SQL store.
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaReport:
-    """The faults and advice of a schema, and the changes that an upgrade made."""
-
-    done: tuple[str, ...]
-    faults: tuple[str, ...]
-    advice: tuple[str, ...]
-
-    @property
-    def in_order(self) -> bool:
-        return not self.faults
-
-
-def schema_report(schemas: Sequence[Schema], *, upgrade: bool = False) -> SchemaReport:
-    """Check these schemas. `upgrade`: first upgrade them to this release; what that cannot repair stays a fault."""
-    done = [each for schema in schemas if upgrade for each in schema.upgrade()]
-    faults, advice = ([each for schema in schemas for each in getattr(schema, of)()] for of in ("faults", "advice"))
-    return SchemaReport(tuple(done), tuple(faults), tuple(advice))

@@ -11,7 +11,7 @@ import time
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flask_idempotency.engine.capabilities import (
     DataKeys,
@@ -28,9 +28,12 @@ from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.tasks import MISSED, TaskLog, late_tasks, silence_of
 from flask_idempotency.operations.admin import SAMPLE, keys_status, memory_status
-from flask_idempotency.operations.examination import Endpoint, Found, KeyProvider, check, some
+from flask_idempotency.operations.examination import Endpoint, Found, check, some
 from flask_idempotency.operations.records import is_paused_in
 from flask_idempotency.operations.times import format_duration
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
 
 
 def _named(endpoints: Iterable[Endpoint]) -> str:

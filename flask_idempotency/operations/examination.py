@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, signature
-from typing import Final, NamedTuple, ParamSpec, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeAlias
 
 from flask_idempotency.engine.capabilities import (
     DataKeys,
@@ -26,7 +26,9 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.admin import Ring
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
 
 
 class Endpoint(NamedTuple):
@@ -34,12 +36,6 @@ class Endpoint(NamedTuple):
 
     name: str
     policy: Policy
-
-
-class KeyProvider(Ring, Protocol):
-    """The part of a key ring that the checks use."""
-
-    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
