@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -16,16 +16,12 @@ from flask_idempotency.cli import Commands, cli
 from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, word_options
 from flask_idempotency.cli.output import Cell, Style, Styled, table
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import OutboxRow
 from flask_idempotency.maintenance.relay import WAIT_SECONDS, RelayReport, Stop, run
-from flask_idempotency.operations.outbox import outbox_view, retry_failed
+from flask_idempotency.operations.outbox import CHANGES, change, outbox_view, retry_failed
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration
-from flask_idempotency.web.operator import MESSAGE_NOT_FAILED, NO_MESSAGE, outbox_of, state
-
-if TYPE_CHECKING:
-    from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional
+from flask_idempotency.web.operator import outbox_of, state
 
 REPORT_SECONDS: Final = 5.0
 """How often a relay reports to the task log, so that `doctor` sees that one runs."""
@@ -170,14 +166,10 @@ def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output
     """
     if (seq is None) == (topic is None):
         raise click.UsageError("Give the number of one message, or --topic.")
-    services = outbox_of()
     if seq is not None:
-        return _settled(services, services.table.retry(seq), seq, "retried", NO_MESSAGE, word)
-
-    def published(row: OutboxRow) -> None:
-        services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
-
-    done = retry_failed(services.table, topic, published, limit=MOST_ROWS)
+        return _changed("retry", seq, word)
+    services = outbox_of()
+    done = retry_failed(services.table, services.observers, topic, word, limit=MOST_ROWS)
     left = {name: done.left.get(name, 0) for name in _LEFT}
     parts = [f"Messages of {topic} retried: {len(done.retried)}."]
     if done.left:
@@ -201,14 +193,12 @@ def discard_command(seq: int, yes: bool, word: AuditNote) -> Output:
     Example:
       $ flask idempotency outbox discard 4711 --reason "refunded by hand"
     """
-    services = outbox_of()
+    outbox_of()
     confirm("Delete it?", "The message will be lost.", yes=yes)
-    return _settled(services, services.table.discard(seq), seq, "discarded", MESSAGE_NOT_FAILED, word)
+    return _changed("discard", seq, word)
 
 
-def _settled(services: OutboxServices, topic: str | None, seq: int, verb: str, refusal: str, word: AuditNote) -> Output:
-    """Report the change of this message. Raises `Refused` without a topic: then it was not changed."""
-    if topic is None:
-        raise Refused(refusal)
-    services.observers(MessageSettled("", topic, seq, verb, word.actor, word.reason))
-    return Output({"seq": seq, "topic": topic, "verb": verb}, [f"Message {seq} of {topic}: {verb}."])
+def _changed(verb: str, seq: int, word: AuditNote) -> Output:
+    services, (past, _) = outbox_of(), CHANGES[verb]
+    topic = change(services.table, services.observers, verb, seq, word)
+    return Output({"seq": seq, "topic": topic, "verb": past}, [f"Message {seq} of {topic}: {past}."])

@@ -15,10 +15,11 @@ from typing import Final
 
 import click
 
+from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.engine.journal import MOST_TRIES
-from flask_idempotency.operations.records import ChangeView, Condition, RecordView, StepView
-from flask_idempotency.operations.times import format_duration
+from flask_idempotency.operations.records import Condition, RecordView, StepView
+from flask_idempotency.operations.times import format_duration, moment
 
 
 class Style(Enum):
@@ -130,7 +131,7 @@ def state_of(view: RecordView) -> Styled:
     return Styled(view.condition.value, _OF_TONES.get(view.condition.tone))
 
 
-def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]:
+def facts_of(view: RecordView, changes: Sequence[AuditEntry] = ()) -> list[Line]:
     """Return a record as an operator reads it, one fact a line. `changes` are those of its audit trail."""
     state, reason = state_of(view), f" ({view.reason})" if view.reason else ""
     rows: list[tuple[str, Cell]] = [
@@ -170,13 +171,15 @@ def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]
     return facts(rows)
 
 
-def _change(view: ChangeView) -> str:
+def _change(entry: AuditEntry) -> str:
     """Return `2026-…: charge never-happened by ann, while quarantined: the bank has no such charge`."""
-    step = "" if view.step is None else f"{clean(view.step)} "
-    doubt = "" if view.certain else ", unless the store lost it"
-    forced = ", by force" if view.forced else ""
-    verb, was = clean(view.verb), clean(view.was)
-    return f"{view.at}: {step}{verb} by {clean(view.actor)}{forced}{doubt}, while {was}: {clean(view.reason)}"
+    step = f"{clean(entry.step)} " if entry.step else ""
+    doubt = "" if entry.certain else ", unless the store lost it"
+    forced = ", by force" if entry.forced else ""
+    verb, was = clean(entry.verb), clean(entry.was)
+    return (
+        f"{moment(entry.at)}: {step}{verb} by {clean(entry.actor)}{forced}{doubt}, while {was}: {clean(entry.reason)}"
+    )
 
 
 def _step(view: StepView) -> Styled:

@@ -21,19 +21,15 @@ from flask_idempotency.cli.context import (
     wide_option,
 )
 from flask_idempotency.cli.output import Cell, Line, Styled, ago, clean, facts, facts_of, short_name, state_of, table
+from flask_idempotency.engine.audit import SAYS
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import Operation
 from flask_idempotency.operations.browse import CONDITIONS, UNFINISHED, Browsing, listing, resolver_of
-from flask_idempotency.operations.records import (
-    Condition,
-    RecordView,
-    Refused,
-    changes_of,
-)
-from flask_idempotency.operations.times import format_duration
+from flask_idempotency.operations.records import Condition, RecordView, Refused
+from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.web import client_keys, operator, policy_table
 from flask_idempotency.web.janitor import downstream_key
 
@@ -257,12 +253,15 @@ def show_command(named: record_options.RecordOptions, downstream: str | None, it
         raise click.UsageError("--item goes with --downstream.")
     case = record_options.find_record(named, whole=False)
     shown = operator.show_of(case.first, steps=True)
-    changes = changes_of(operator.built().audit, case.first.key)
-    said = resolver_of(operator.built().audit, case.first, operator.policy_for(case.first.record.info))
+    audit = operator.built().audit
+    changes = [] if audit is None else [each for each in audit.entries(case.first.key) if each.verb not in SAYS]
+    said = resolver_of(audit, case.first, operator.policy_for(case.first.record.info))
     found: dict[str, Any] = {
         **asdict(shown),
         "also": list(case.also),
-        "changes": None if changes is None else list(map(asdict, changes)),
+        "changes": None
+        if audit is None
+        else [{**asdict(each), "at": moment(each.at), "step": each.step or None} for each in changes],
         "resolver": None if said is None else asdict(said),
     }
     more = [] if said is None else [("unresolved", said.text)]
@@ -270,7 +269,7 @@ def show_command(named: record_options.RecordOptions, downstream: str | None, it
     if downstream is not None:
         found["downstream_key"] = _downstream_key(case.first, downstream, item)
         more.append(("downstream", found["downstream_key"]))
-    return Output(found, [*facts_of(shown, changes or ()), *facts(more)])
+    return Output(found, [*facts_of(shown, changes), *facts(more)])
 
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:

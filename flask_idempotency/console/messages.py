@@ -13,22 +13,15 @@ from flask_idempotency.console.access import Stopped
 from flask_idempotency.console.actions import Invalid, Page, counted, form, posted, reason_of
 from flask_idempotency.console.pages import SPANS, span_of
 from flask_idempotency.console.visit import Visit
-from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.engine.outbox import TOPIC
 from flask_idempotency.operations.activity import Figures, summary
-from flask_idempotency.operations.outbox import outbox_view, retry_failed
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.outbox import CHANGES, change, outbox_view, retry_failed
 from flask_idempotency.web import operator, policy_table
 
 ROWS: Final = 50
 """Messages that the page lists."""
 SEQ: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
-CHANGES: Final = {
-    "retry": ("retried", operator.NO_MESSAGE),
-    "discard": ("discarded", operator.MESSAGE_NOT_FAILED),
-}
-"""What can be done with a message: how it is published, and why it may be refused."""
 MOST_RETRIED: Final = 500
 """Messages that one form looks at: each that is retried is a call of the database."""
 
@@ -52,27 +45,18 @@ def outbox_change(visit: Visit, verb: str) -> Page:
     seq, topic = named.get("seq", ""), named.get("topic", "")
     if verb not in CHANGES or not (SEQ.fullmatch(seq) if verb == "discard" or seq else TOPIC.fullmatch(topic or "-")):
         raise Stopped(400, "That is no message", "Choose one on the page of the outbox. Nothing was changed.")
-    services, (past, refusal) = operator.outbox_of(), CHANGES[verb]
+    services = operator.outbox_of()
 
     def do(fields: Mapping[str, str]) -> Page:
         reason = reason_of(fields)
         if verb == "discard" and fields.get("typed") != seq:
             raise Invalid("Type the number of the message, exactly. Nothing was changed.")
-        note = counted(visit, reason)
-
-        def published(name: str, number: int) -> None:
-            services.observers(MessageSettled("", name, number, past, note.actor, note.reason))
-
+        table, publish, note = services.table, services.observers, counted(visit, reason)
         if not seq:
-            done = retry_failed(
-                services.table, topic or None, lambda row: published(row.topic, row.seq), limit=MOST_RETRIED
-            )
+            done = retry_failed(table, publish, topic or None, note, limit=MOST_RETRIED)
             return visit.render("outbox_done.html", said=f"Messages retried: {len(done.retried):,}.", more=done.more)
-        change = services.table.retry if verb == "retry" else services.table.discard
-        if (name := change(int(seq))) is None:
-            raise Refused(refusal)
-        published(name, int(seq))
-        return visit.render("outbox_done.html", said=f"Message {seq}: {past}.", more=False)
+        change(table, publish, verb, int(seq), note)
+        return visit.render("outbox_done.html", said=f"Message {seq}: {CHANGES[verb][0]}.", more=False)
 
     return form(visit, "outbox_change.html", fields, do, verb=verb, seq=seq, topic=topic)
 

@@ -100,13 +100,9 @@ class Browsing:
 
     def encoded(self) -> bytes:
         """Return bytes that no other filter has."""
-        tids = [b"" if tid is None else tid for tid in self.tids]
         names = sorted(each.value for each in self.conditions)
-        order = "newest" if self.newest else ""
-        times = (f"{self.older_than:g}", repr(self.since), repr(self.until))
-        rest = (self.endpoint, *times, self.beginning, order, self.stored_tenant)
-        texts = [*names, *("-" if text is None else f"={text}" for text in rest)]
-        return encode(encode(*tids), encode(*(text.encode("utf-8", "surrogatepass") for text in texts)))
+        rest = (self.endpoint, self.older_than, self.beginning, self.since, self.until, self.stored_tenant, self.newest)
+        return repr((names, list(self.tids), *rest)).encode()
 
 
 @valueclass(frozen=True, slots=True)
@@ -312,18 +308,9 @@ def version_of(case: Case, digest: KeyedDigest, *, part: bytes = b"") -> str:
 
     `part` is what a form is about, if that is a part of the record.
     """
-    facts = [
-        encode(
-            found.key.rid,
-            found.record.state.value.encode(),
-            found.record.token,
-            found.record.fence.to_bytes(8, "big"),
-            found.record.attempt.to_bytes(8, "big"),
-            repr(found.record.deadline).encode(),
-        )
-        for found in case.found
-    ]
-    return digest(encode(b"version", *facts, *([part] if part else []))).hex()[:32]
+    seen = [(found.key.rid, found.record) for found in case.found]
+    facts = [(rid, each.state.value, each.token, each.fence, each.attempt, each.deadline) for rid, each in seen]
+    return digest(encode(b"version", repr(facts).encode(), part)).hex()[:32]
 
 
 # The life of a record.

@@ -1,14 +1,16 @@
-"""Show what an outbox holds, and retry its failed messages: for the commands `outbox` and the console."""
+"""Show what an outbox holds, and retry or discard its messages: for the commands `outbox` and the console."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Final
 
+from flask_idempotency.engine.events import Event, MessageSettled
 from flask_idempotency.engine.outbox import OutboxCounts, OutboxRow, OutboxTopic
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations.records import AuditNote, Refused
 
 if TYPE_CHECKING:
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
@@ -45,6 +47,30 @@ def outbox_view(
     return OutboxView(table.counts(), tuple(table.topics()), tuple(rows))
 
 
+CHANGES: Final = {
+    "retry": ("retried", "A relay is sending this message or has sent it, or there is no message of this number."),
+    "discard": (
+        "discarded",
+        "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask "
+        "idempotency outbox list`.",
+    ),
+}
+"""What can be done with a message: how it is published, and why it may be refused."""
+
+
+def change(table: OutboxTable, publish: Callable[[Event], object], verb: str, seq: int, note: AuditNote) -> str:
+    """Do this with a message, publish it, and return its topic. Raises `Refused` if the message stays as it is.
+
+    Raises `StoreUnavailable` if the database does not answer.
+    """
+    past, refusal = CHANGES[verb]
+    topic = table.retry(seq) if verb == "retry" else table.discard(seq)
+    if topic is None:
+        raise Refused(refusal)
+    publish(MessageSettled("", topic, seq, past, **asdict(note)))
+    return topic
+
+
 @valueclass(frozen=True, slots=True)
 class RetryReport:
     """Which messages are due now. `left` counts the others by their state: `held`, `due` or `delayed`."""
@@ -56,11 +82,11 @@ class RetryReport:
 
 
 def retry_failed(
-    table: OutboxTable, topic: str | None, retried: Callable[[OutboxRow], None], *, limit: int
+    table: OutboxTable, publish: Callable[[Event], object], topic: str | None, note: AuditNote, *, limit: int
 ) -> RetryReport:
     """Let the failed messages of this topic be sent now; None is every topic. Looks at `limit` messages at most.
 
-    Calls `retried` after each. Raises `StoreUnavailable` if the database does not answer.
+    Publishes each. Raises `StoreUnavailable` if the database does not answer.
     """
     left, done, rows = Counter[str](), list[int](), table.rows(limit=limit, topic=topic)
     for row in rows:
@@ -70,6 +96,6 @@ def retry_failed(
         elif table.retry(row.seq) is None:
             left["held"] += 1
         else:
-            retried(row)
+            publish(MessageSettled("", row.topic, row.seq, CHANGES["retry"][0], **asdict(note)))
             done.append(row.seq)
     return RetryReport(tuple(done), dict(left), len(rows) == limit)

@@ -16,7 +16,6 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
-from flask_idempotency.engine.audit import SAYS, AuditTrail
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, RingMismatch
 from flask_idempotency.engine.escape import printable
@@ -150,37 +149,6 @@ class RecordView:
         if self.paused:
             return Condition.PAUSED
         return _condition(State(self.state), over=self.lease_ended_ago is not None)
-
-
-@valueclass(frozen=True, slots=True)
-class ChangeView:
-    """One entry of the audit trail of a record."""
-
-    at: str
-    """When, by the store's clock, in UTC."""
-    verb: str
-    step: str | None
-    """The step that was settled. None: the record as a whole."""
-    was: str
-    actor: str
-    reason: str
-    forced: bool
-    certain: bool
-    """False: the store did not answer, so the change may not have happened."""
-
-
-def changes_of(audit: AuditTrail | None, key: StorageKey) -> tuple[ChangeView, ...] | None:
-    """Return who changed this record, when and why, the oldest change first. None: the store keeps no audit trail.
-
-    Raises `StoreUnavailable` if the store does not answer.
-    """
-    if audit is None:
-        return None
-    return tuple(
-        ChangeView(**{**asdict(entry), "at": moment(entry.at), "step": entry.step or None})
-        for entry in audit.entries(key)
-        if entry.verb not in SAYS
-    )
 
 
 def handle_of(key: StorageKey) -> str:

@@ -64,11 +64,6 @@ PAUSED: Final = (
 
 T = TypeVar("T")
 
-NO_MESSAGE: Final = "A relay is sending this message or has sent it, or there is no message of this number."
-MESSAGE_NOT_FAILED: Final = (
-    "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask idempotency "
-    "outbox list`."
-)
 NOT_COUNTING: Final = (
     "Quotas are off in this application, so it counts no keys and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
     "a quota_loader."
