@@ -259,7 +259,7 @@ def resolve_command(
             shown.append(f"No retry goes on then. These effects never happen, unless they did already: {left}.")
         what = "value" if of_message else "response"
         _ask(case, policy, *shown, f"Give this {what} to retries from now on?", yes=yes)
-        done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
+        done = records.complete(operator.settler(), case, stored, word, policy)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
         said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
@@ -270,7 +270,7 @@ def resolve_command(
             notes += [_ERASED] if prints_json() else []
     else:
         _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
-        done = records.reopen(operator.settler(), case, word, keep=policy.keep, remember=policy.remember)
+        done = records.complete(operator.settler(), case, None, word, policy)
         said = "Reopened: retries get the stored response."
     return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
 

@@ -60,18 +60,26 @@ STEP_VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 
 def settle(visit: Visit, handle: str) -> Page:
     """Say what became of a quarantined request."""
-    view, case, fields = _opened(visit, handle, "settle")
-    policy, message = operator.policy_for(case.first.record.info), view.method == MESSAGE
-    possible = _possible(case)
+    return _resolved(visit, handle, "settle", _possible)
+
+
+def release(visit: Visit, handle: str) -> Page:
+    """Let the next retry of a request run, in whatever state its record is."""
+    return _resolved(visit, handle, "release", lambda case: ["never"])
+
+
+def _resolved(visit: Visit, handle: str, action: Action, verdicts: Callable[[Case], list[str]]) -> Page:
+    view, case, fields = _opened(visit, handle, action)
+    policy, message, possible = operator.policy_for(case.first.record.info), view.method == MESSAGE, verdicts(case)
     shared = {
-        **_shared(view, case, visit.url("settle", handle=handle), operator.objections(case)),
+        **_shared(view, case, visit.url(action, handle=handle), operator.objections(case), page=action),
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
         "message": message,
         "undone": undone(operator.recorded_of(case.first)[1], policy),
     }
 
     def do(fields: Mapping[str, str]) -> Page:
-        reason, verdict = reason_of(fields), fields.get("verdict", "")
+        reason, verdict = reason_of(fields), fields.get("verdict", "") if action == "settle" else "never"
         if verdict not in possible:
             raise Invalid("Choose what happened. Nothing was changed.")
         stored, dropped = _response(fields, view, case) if verdict == "happened" else (None, [])
@@ -80,21 +88,19 @@ def settle(visit: Visit, handle: str) -> Page:
         if not _confirmed(fields, forced=forced):
             carried = {name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")}
             return _ask(visit, shared, said, reason, forced=forced, dropped=dropped, carried=carried)
-        word = counted(visit, reason)
-        if stored is not None:
-            done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
-            if done.settled and operator.is_erased(case):
-                said = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
-        elif verdict == "never":
-            done = records.release(operator.settler(), case, word, forced=forced)
-        elif verdict == "reopen":
-            done = records.reopen(operator.settler(), case, word, keep=policy.keep, remember=policy.remember)
-        else:
+        settler, word = operator.settler(), counted(visit, reason)
+        if verdict == "never":
+            done = records.release(settler, case, word, forced=forced)
+        elif verdict == "resume":
             journals = [operator.recorded_of(each)[0] for each in case.found]
-            done = records.resume(operator.settler(), case, journals, [() for _ in journals], word)
+            done = records.resume(settler, case, journals, [() for _ in journals], word)
+        else:
+            done = records.complete(settler, case, stored, word, policy)
+            if stored is not None and done.settled and operator.is_erased(case):
+                said = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
         return _done(visit, view, case, done, said)
 
-    return form(visit, "settle.html", fields, do, **shared)
+    return form(visit, f"{action}.html", fields, do, **shared)
 
 
 def settle_step(visit: Visit, handle: str, number: int) -> Page:
@@ -148,23 +154,6 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
         return _done(visit, view, case, done, said)
 
     return form(visit, "settle_step.html", fields, do, verdicts=STEP_VERDICTS, **shared)
-
-
-def release(visit: Visit, handle: str) -> Page:
-    """Let the next retry of a request run, in whatever state its record is."""
-    view, case, fields = _opened(visit, handle, "release")
-    shared = _shared(view, case, visit.url("release", handle=handle), operator.objections(case))
-    forced = bool(shared["against"])
-
-    def do(fields: Mapping[str, str]) -> Page:
-        reason = reason_of(fields)
-        if not _confirmed(fields, forced=forced):
-            said = "The record is removed, and the next retry runs the request."
-            return _ask(visit, shared, said, reason, forced=forced, page="release")
-        done = records.release(operator.settler(), case, counted(visit, reason), forced=forced)
-        return _done(visit, view, case, done, "The next retry runs the request.")
-
-    return form(visit, "release.html", fields, do, **shared)
 
 
 def purge(visit: Visit) -> Page:
@@ -304,7 +293,13 @@ def case_of(visit: Visit, found: SeenRecord) -> Case:
 
 
 def _shared(
-    view: RecordView, case: Case, target: str, objections: tuple[list[str], str], *, part: bytes = b""
+    view: RecordView,
+    case: Case,
+    target: str,
+    objections: tuple[list[str], str],
+    *,
+    page: Action = "settle",
+    part: bytes = b"",
 ) -> dict[str, Any]:
     """Return what both forms about this record show."""
     return {
@@ -312,6 +307,7 @@ def _shared(
         "short": view.handle[:8],
         "version": version_of(case, operator.identity().console, part=part),
         "target": target,
+        "page": page,
         "against": objections[0],
         # A form has a box to tick, and no option of a command.
         "out": objections[1].replace(": --force.", ": tick the box below."),
@@ -326,13 +322,12 @@ def _ask(
     reason: str,
     *,
     forced: bool,
-    page: str = "settle",
     dropped: Collection[str] = (),
     carried: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the second form: it says what follows, and asks for a confirmation."""
-    asked = {"page": page, "consequence": consequence, "dropped": dropped, "carried": carried}
-    return visit.render("confirm.html", **shared, **asked, reason=reason, forced=forced)
+    asked = {"consequence": consequence, "dropped": dropped, "carried": carried, "reason": reason, "forced": forced}
+    return visit.render("confirm.html", **shared, **asked)
 
 
 def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:

@@ -13,19 +13,8 @@ from typing import Final
 
 from flask import current_app
 
+from flask_idempotency.console import actions
 from flask_idempotency.console.access import Action, Operator, Stopped
-from flask_idempotency.console.actions import (
-    STATUS,
-    Invalid,
-    Page,
-    case_of,
-    counted,
-    form,
-    is_version,
-    line_of,
-    posted,
-    reason_of,
-)
 from flask_idempotency.console.pages import BULK, MOST_CHOICES, endpoints_of, filtered, look, see_other
 from flask_idempotency.console.visit import Visit
 from flask_idempotency.engine.errors import IdempotencyError
@@ -54,24 +43,24 @@ VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def find(visit: Visit) -> Page:
+def find(visit: Visit) -> actions.Page:
     """Lead to the record of a client's key. The key is in no address, and no page shows it."""
     visit.admit()
-    fields = posted(visit)
+    fields = actions.posted(visit)
     key = "" if fields is None else fields.get("key", "").strip()
     shown = {"endpoints": endpoints_of(), "tenants": sorted(visit.tenants or ())[:MOST_CHOICES]}
 
-    def do(fields: Mapping[str, str]) -> Page:
-        named = {name: line_of(fields, name) or None for name in ("tenant", "principal", "endpoint")}
+    def do(fields: Mapping[str, str]) -> actions.Page:
+        named = {name: actions.line_of(fields, name) or None for name in ("tenant", "principal", "endpoint")}
         try:
             cases = uses_of(key, **named)
         except Refused as refused:
-            raise Invalid(str(refused)) from None
+            raise actions.Invalid(str(refused)) from None
         # Of another tenant, or one that the operator may not see, there is no record.
         seen = [case.first for case in cases if visit.sees(case.first, operator.show_of(case.first)) is not None]
         uses = [(found.record.info.operation, records.handle_of(found.key)) for found in seen]
         if not uses:
-            raise Invalid(
+            raise actions.Invalid(
                 "There is no record of this key: it was never used, was released, or expired; or it is of another caller. "
                 "Check the tenant and the principal."
             )
@@ -80,16 +69,16 @@ def find(visit: Visit) -> Page:
         return visit.render("find.html", **shown, said=fields, fault=None, uses=uses)
 
     # Without the key: the next person at this screen must not read it.
-    return form(visit, "find.html", None if fields is None else {**fields, "key": ""}, do, **shown, uses=[])
+    return actions.form(visit, "find.html", None if fields is None else {**fields, "key": ""}, do, **shown, uses=[])
 
 
-def bulk(visit: Visit, verb: str) -> Page:
+def bulk(visit: Visit, verb: str) -> actions.Page:
     """Settle or release the records of a filtered list."""
     visit.admit()
     if verb not in BULK:
         raise visit.not_found()
     action: Action = "settle" if verb == "settle" else "release"
-    fields, named = posted(visit), list[tuple[str, str | None]]()
+    fields, named = actions.posted(visit), list[tuple[str, str | None]]()
     if fields is None:
         _, views = look(visit, filtered(visit).wanted, Place())
         named += [(view.handle, None) for view in views if view.condition in BULK[action]]
@@ -108,20 +97,20 @@ def bulk(visit: Visit, verb: str) -> Page:
         "most": MOST,
     }
 
-    def do(fields: Mapping[str, str]) -> Page:
-        reason, verdict, status = reason_of(fields), fields.get("verdict", ""), fields.get("status", "").strip()
+    def do(fields: Mapping[str, str]) -> actions.Page:
+        reason, verdict, status = actions.reason_of(fields), fields.get("verdict", ""), fields.get("status", "").strip()
         if action == "settle" and verdict not in VERDICTS:
-            raise Invalid("Choose what happened. Nothing was changed.")
+            raise actions.Invalid("Choose what happened. Nothing was changed.")
         happened = action == "settle" and verdict == "happened"
-        if happened and not STATUS.fullmatch(status):
-            raise Invalid("Give the status of the response: a number from 200 to 599. Nothing was changed.")
+        if happened and not actions.STATUS.fullmatch(status):
+            raise actions.Invalid("Give the status of the response: a number from 200 to 599. Nothing was changed.")
         if fields.get("typed", "").strip() != str(len(chosen)):
-            raise Invalid(f"Type how many records these are: {len(chosen)}. Nothing was changed.")
+            raise actions.Invalid(f"Type how many records these are: {len(chosen)}. Nothing was changed.")
         done, left = 0, list[tuple[RecordView, str]]()
         for each in chosen:
             try:
                 visit.operator = each.operator
-                if not is_version(each.version, each.case):
+                if not actions.is_version(each.version, each.case):
                     raise Refused(CHANGED)
                 if action == "settle":
                     records.check_quarantined(each.case)
@@ -137,7 +126,7 @@ def bulk(visit: Visit, verb: str) -> Page:
         visit.admit()
         return visit.render("bulk_done.html", verb=action, done=done, left=left)
 
-    return form(visit, "bulk.html", fields, do, **shown)
+    return actions.form(visit, "bulk.html", fields, do, **shown)
 
 
 def _change(visit: Visit, case: Case, reason: str, *, status: int | None) -> None:
@@ -151,13 +140,12 @@ def _change(visit: Visit, case: Case, reason: str, *, status: int | None) -> Non
         stored, _ = operator.response_for(policy, status, None)
         if about.method == MESSAGE:
             stored = operator.value_for(about, None, named="The value")
-        settler, note = operator.settler(), counted(visit, reason)
-        report = records.complete(settler, case, stored, note, keep=policy.keep, remember=policy.remember)
+        report = records.complete(operator.settler(), case, stored, actions.counted(visit, reason), policy)
     else:
         against, _ = operator.objections(case)
         if against:
             raise Refused(f"{against[0]} Its own form can overrule this.")
-        report = records.release(operator.settler(), case, counted(visit, reason), forced=False)
+        report = records.release(operator.settler(), case, actions.counted(visit, reason), forced=False)
     if not report.settled:
         raise Refused(CHANGED)
 
@@ -183,7 +171,7 @@ def _chosen(visit: Visit, action: Action, named: Iterable[tuple[str, str | None]
             seen = visit.find(handle)
             if seen.found is not None and seen.view is not None:
                 visit.admit_to(action, seen.found, seen.view)
-                case = case_of(visit, seen.found)
+                case = actions.case_of(visit, seen.found)
                 version = version or version_of(case, operator.identity().console)
                 chosen.append(Chosen(seen.view, case, visit.operator, version))
         except (Stopped, Refused) as error:

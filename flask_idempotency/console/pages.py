@@ -29,21 +29,9 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.engine.tasks import TaskLog, late_tasks
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations import browse
 from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
-from flask_idempotency.operations.browse import (
-    UNFINISHED,
-    BrowsePage,
-    Browsing,
-    Place,
-    browse,
-    cursor_of,
-    oldest_quarantined,
-    place_of,
-    resolver_of,
-    stored_name,
-)
-from flask_idempotency.operations.browse import timeline as life_of
 from flask_idempotency.operations.health import keep_health, kept_health
 from flask_idempotency.operations.records import (
     SHORT,
@@ -78,7 +66,7 @@ PSEUDONYM: Final = re.compile(r"[a-z2-7]{24}")
 
 BULK: Final[Mapping[Action, frozenset[Condition]]] = {
     "settle": frozenset({Condition.QUARANTINED}),
-    "release": UNFINISHED,
+    "release": browse.UNFINISHED,
 }
 """What can be done to a whole list, and to records in which states."""
 
@@ -105,7 +93,7 @@ def overview(visit: Visit) -> str:
         counts, completed = parts.recovery.counts(), parts.recovery.about_completed()
         paused = paused_among(parts.recovery, parts.journals, most=MOST_PAUSED) if counts.lapsed else 0
         if counts.quarantined:
-            urgent = _seen(visit, oldest_quarantined(parts.recovery, limit=MOST_URGENT))
+            urgent = _seen(visit, browse.oldest_quarantined(parts.recovery, limit=MOST_URGENT))
     kept = None if parts.task_log is None else kept_health(parts.task_log, owner)
     log = parts.activity
     shown = None if log is None else summary(log, owner, seconds=SPANS[span])
@@ -169,7 +157,7 @@ def _janitor(tasks: TaskLog) -> dict[str, Any]:
 class Filtered:
     """What the fields of a filter choose."""
 
-    wanted: Browsing
+    wanted: browse.Browsing
     args: dict[str, str]
     kept: dict[str, str]
     """The fields that an address needs to choose the same."""
@@ -188,7 +176,7 @@ def filtered(visit: Visit) -> Filtered:
         raise Stopped(400, "There is no such order", f"Choose one of: {', '.join(filter(None, ORDERS))}.")
     # The list shows a pseudonym in place of a hashed name, so the filter takes one too.
     stored = visit.everything and operator.settings().hash_identities and PSEUDONYM.fullmatch(args["tenant"])
-    wanted = Browsing(
+    wanted = browse.Browsing(
         conditions=_conditions(args["state"]),
         tids=_whose(visit, "" if stored else args["tenant"], no_tenant=no_tenant),
         endpoint=args["endpoint"] or None,
@@ -203,10 +191,10 @@ def filtered(visit: Visit) -> Filtered:
     return Filtered(wanted, args, kept)
 
 
-def look(visit: Visit, wanted: Browsing, place: Place) -> tuple[BrowsePage, list[RecordView]]:
+def look(visit: Visit, wanted: browse.Browsing, place: browse.Place) -> tuple[browse.BrowsePage, list[RecordView]]:
     """Return a page of this list, and what the operator may see of it."""
     every = identities(operator.settings())
-    page = browse(
+    page = browse.browse(
         operator.recovery(),
         wanted,
         place,
@@ -223,13 +211,13 @@ def records(visit: Visit) -> str | Response:
     chosen = filtered(visit)
     wanted, cursor, every = chosen.wanted, request.args.get("cursor", ""), identities(operator.settings())
     try:
-        place = place_of(cursor, wanted, [who.console for who in every]) if cursor else Place()
+        place = browse.place_of(cursor, wanted, [who.console for who in every]) if cursor else browse.Place()
     except Refused as refused:
         raise Stopped(400, "There is no such page of the list", str(refused)) from None
     page, views = look(visit, wanted, place)
     kept, more = chosen.kept, None
     if page.next is not None:
-        more = _address(visit, {**kept, "cursor": cursor_of(page.next, wanted, operator.identity().console)})
+        more = _address(visit, {**kept, "cursor": browse.cursor_of(page.next, wanted, operator.identity().console)})
     return visit.render(
         "records.html",
         views=views,
@@ -269,7 +257,7 @@ def _argument(name: str) -> str:
 
 
 def _conditions(chosen: str) -> frozenset[Condition]:
-    found = frozenset(each for each in Condition if each.value == chosen) if chosen else UNFINISHED
+    found = frozenset(each for each in Condition if each.value == chosen) if chosen else browse.UNFINISHED
     if not found:
         raise Stopped(400, "There is no such state", f"Choose one of: {', '.join(each.value for each in Condition)}.")
     return found
@@ -331,7 +319,7 @@ def record(visit: Visit, handle: str) -> str:
     if seen.found is None or seen.view is None:
         if not entries:
             raise visit.not_found()
-        episodes = life_of(None, Policy(), journal=EMPTY, steps=(), audit=entries)
+        episodes = browse.timeline(None, Policy(), journal=EMPTY, steps=(), audit=entries)
         return visit.render("gone.html", handle=handle, episodes=episodes, now=None)
     found, view = seen.found, seen.view
     about = found.record.info
@@ -346,13 +334,13 @@ def record(visit: Visit, handle: str) -> str:
         view=view,
         short=view.handle[:8],
         now=now_of(view),
-        episodes=life_of(found.record, policy, journal=journal, steps=steps, audit=entries),
+        episodes=browse.timeline(found.record, policy, journal=journal, steps=steps, audit=entries),
         audit=audit is not None,
         known=is_known(current_app, operator.state().loaders.operations, about),
         abandoned=policy_table.abandoned(policy),
         failed=policy_table.failed(policy),
         policy=_policy_lines(about.operation, about.method),
-        said=resolver_of(audit, found, policy),
+        said=browse.resolver_of(audit, found, policy),
         settle=view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view),
         release=may(visit.mounted.authorize, "release", view),
         foreign=foreign,
@@ -388,7 +376,7 @@ def tenants(visit: Visit) -> str:
         begin = bisect_right(every, bytes.fromhex(after))
         page = every[begin : begin + MOST_TENANTS]
         if operator.built().recovery is not None:
-            names.update((tid, stored_name(operator.recovery(), tid)) for tid in page if not names[tid])
+            names.update((tid, browse.stored_name(operator.recovery(), tid)) for tid in page if not names[tid])
         shown = [quota_show(ledger, [[tid]], name=names[tid] or tid.hex()) for tid in page]
         more = visit.url("tenants", after=page[-1].hex()) if begin + MOST_TENANTS < len(every) else None
         parts = operator.settings().tenant_shards

@@ -5,6 +5,7 @@ The command `stats --since` and the console show the same summary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
@@ -50,6 +51,15 @@ REFUSED: Final = tuple(
 _OBSERVED_WITH_KEY: Final = frozenset(names.OBSERVED) - {
     *names.ENDINGS, names.NOT_KEPT, names.SETS_COOKIE, names.UNKEYED, names.MISSING_KEY,
 }  # fmt: skip
+
+
+def slots_of(counts: Mapping[str, int], *prefixes: str) -> Counter[int]:
+    """Return how many durations fell into each slot, by the counters whose names begin so."""
+    slots = Counter[int]()
+    for counter, number in counts.items():
+        for prefix in filter(counter.startswith, prefixes):
+            slots[int(counter.removeprefix(prefix))] += number
+    return slots
 
 
 @valueclass(frozen=True, slots=True)
@@ -117,11 +127,7 @@ class Figures:
         return self._times(names.REPLAYED_TIME)
 
     def _times(self, prefix: str) -> Times:
-        slots = {
-            int(counter.removeprefix(prefix)): number
-            for counter, number in self.counts.items()
-            if counter.startswith(prefix)
-        }
+        slots = slots_of(self.counts, prefix)
         return Times(sum(slots.values()), percentile(slots, 0.50), percentile(slots, 0.95), percentile(slots, 0.99))
 
 

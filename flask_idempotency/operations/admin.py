@@ -41,16 +41,11 @@ def shred(data_keys: DataKeys, tids: Sequence[bytes], *, audit: AuditTrail | Non
     Raises `StoreUnavailable` if a data key or an entry may be left, or is still in a cache; the others are erased.
     """
     destroyed, failures = 0, []
-    for tid in tids:
-        try:
-            destroyed += data_keys.shred(tid)
-        except StoreUnavailable as error:
-            failures.append(error)
-    if audit is not None:
-        # After every data key: a database without this table yet, or without the right to it, must not keep one.
+    # Every data key first: a database without an audit table yet, or without the right to it, must not keep one.
+    for erase in (data_keys.shred, *(() if audit is None else (audit.forget,))):
         for tid in tids:
             try:
-                audit.forget(tid)
+                destroyed += erase(tid) or 0
             except StoreUnavailable as error:
                 failures.append(error)
     if failures:

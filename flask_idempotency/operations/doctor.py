@@ -29,7 +29,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.tasks import MISSED, TaskLog, late_tasks, silence_of
 from flask_idempotency.operations.admin import SAMPLE, keys_status, memory_status
 from flask_idempotency.operations.examination import Endpoint, Found, check, some
-from flask_idempotency.operations.records import is_paused_in
+from flask_idempotency.operations.records import MOST_PAUSED, expired_leases, is_paused_in
 from flask_idempotency.operations.times import format_duration
 
 if TYPE_CHECKING:
@@ -439,11 +439,6 @@ PATIENCE_SECONDS: Final = 60.0
 RETRIED_SECONDS: Final = 3600.0
 """A client that retries does so within minutes; one that has not for an hour has given up."""
 
-LOOKED_AT: Final = 2000
-"""Records. Some findings are enough to act, so the check counts no more."""
-
-_PAGE: Final = 200
-
 
 @check("quarantined", asks_store=True, expected=True, fine="No key is quarantined.")
 def quarantined(recovery: Recovery) -> Iterator[Found]:
@@ -464,18 +459,12 @@ def lapsed(recovery: Recovery, task_log: TaskLog, *, journals: Journals | None =
     """Report claims with expired leases that no janitor quarantined, and that no retry took over; paused ones too."""
     horizon = task_log.now() - PATIENCE_SECONDS
     overdue, forgotten, paused = 0, 0, 0
-    after = b""
-    for _ in range(LOOKED_AT // _PAGE):
-        page = recovery.expired_leases(horizon=horizon, after=after, limit=_PAGE)
-        for found in page.found:
-            if found.record.on_expiry is OnExpiry.QUARANTINE:
-                overdue += 1
-            elif found.record.remaining < -RETRIED_SECONDS:
-                is_paused = journals is not None and is_paused_in(found, journals)
-                paused, forgotten = paused + is_paused, forgotten + (not is_paused)
-        if page.after is None:
-            break
-        after = page.after
+    for found in expired_leases(recovery, horizon=horizon, most=MOST_PAUSED):
+        if found.record.on_expiry is OnExpiry.QUARANTINE:
+            overdue += 1
+        elif found.record.remaining < -RETRIED_SECONDS:
+            is_paused = journals is not None and is_paused_in(found, journals)
+            paused, forgotten = paused + is_paused, forgotten + (not is_paused)
     if overdue:
         yield (
             Verdict.FAULT,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b32decode, b32encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
 from itertools import pairwise
@@ -224,25 +224,35 @@ UNFINISHED: Final = (State.PROCESSING, State.QUARANTINED)
 
 _ORDER: Final = list(Condition)
 
+PAGE: Final = 200
+"""Records that one call of the store looks at."""
+MOST_PAUSED: Final = 2000
+"""Expired leases whose journals are read. Some findings are enough to act, so nothing counts more."""
+
 
 def urgency(found: SeenRecord) -> tuple[int, float, bytes]:
     """Return what sorts records: those first that need an operator most, the oldest first."""
     return _ORDER.index(condition(found.record)), found.record.requested_at, found.key.rid
 
 
-def paused_among(recovery: Recovery, journals: Journals | None, *, most: int = 2000) -> int:
-    """Return how many requests with an expired lease are paused, of the first `most` that it finds.
+def expired_leases(recovery: Recovery, *, horizon: float, most: int) -> Iterator[SeenRecord]:
+    """Yield the records whose lease expired before this horizon, of about the first `most` that the store looks at.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    paused, looked, after = 0, 0, b""
-    while journals is not None and looked < most:
-        page = recovery.expired_leases(horizon=LATEST, after=after, limit=200)
-        paused, looked = paused + sum(is_paused_in(each, journals) for each in page.found), looked + 200
+    after = b""
+    for _ in range(most // PAGE):
+        page = recovery.expired_leases(horizon=horizon, after=after, limit=PAGE)
+        yield from page.found
         if page.after is None:
-            break
+            return
         after = page.after
-    return paused
+
+
+def paused_among(recovery: Recovery, journals: Journals | None, *, most: int = MOST_PAUSED) -> int:
+    """Return how many requests with an expired lease are paused, of the first `most` that it finds."""
+    expired = () if journals is None else expired_leases(recovery, horizon=LATEST, most=most)
+    return sum(journals is not None and is_paused_in(each, journals) for each in expired)
 
 
 def is_paused_in(found: SeenRecord, journals: Journals) -> bool:
@@ -525,35 +535,26 @@ def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> R
 
 
 def complete(
-    settler: Settler,
-    case: Case,
-    result: StoredResponse,
-    word: AuditNote,
-    *,
-    keep: float,
-    remember: float | None = None,
+    settler: Settler, case: Case, response: StoredResponse | None, word: AuditNote, policy: Policy
 ) -> ResolveReport:
-    """Complete the key, so that retries get this response. Raises `Refused` unless it is quarantined."""
+    """Complete the key, so that retries get this response. None: the one that its record holds.
+
+    Raises `Refused` unless the key is quarantined, and if the record's response cannot be opened, or is missing.
+    """
     check_quarantined(case)
-    note = asdict(word)
-    return _each(case.found, lambda found: settler.complete(found, result, keep=keep, remember=remember, **note))
+    options = {"keep": policy.keep, "remember": policy.remember, **asdict(word)}
 
-
-def reopen(
-    settler: Settler, case: Case, word: AuditNote, *, keep: float, remember: float | None = None
-) -> ResolveReport:
-    """Complete the key with the response that its record holds. Raises `Refused` if that cannot be opened, or is missing."""
-    check_quarantined(case)
-
-    def reopened(found: SeenRecord) -> bool:
+    def completed(found: SeenRecord) -> bool:
+        if response is not None:
+            return settler.complete(found, response, **options)
         try:
-            return settler.reopen(found, keep=keep, remember=remember, **asdict(word))
+            return settler.reopen(found, **options)
         except (CorruptRecord, RingMismatch) as error:
             if found is not case.first:
                 return False
             raise Refused(f"It cannot be reopened: {error}. Nothing was changed.") from error
 
-    return _each(case.found, reopened)
+    return _each(case.found, completed)
 
 
 def resume(

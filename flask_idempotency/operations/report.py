@@ -7,6 +7,7 @@ to `enforce` within the span has one row. A suggestion rests on what was counted
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf
@@ -16,7 +17,7 @@ from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.activity import CALLERS, OBSERVED, OUTCOMES, WOULD, ActivityLog, percentile
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.activity import edges_object, summary
+from flask_idempotency.operations.activity import edges_object, slots_of, summary
 from flask_idempotency.operations.times import format_edge, moment
 
 FEW: Final = 20
@@ -102,33 +103,23 @@ def report(log: ActivityLog, owner: bytes, *, seconds: float = DEFAULT_SPAN) -> 
 
 
 def _read(counters: Mapping[str, int]) -> EndpointReport:
-    counts: dict[str, int] = {}
-    callers: dict[str, dict[str, int]] = {}
-    keyless: dict[str, int] = {}
-    in_doubt: dict[str, int] = {}
-    slots: dict[str, dict[int, int]] = {names.APART_TIME: {}, names.RAN_TIME: {}, names.NEW_TIME: {}}
+    counts, keyless, callers = Counter[str](), Counter[str](), defaultdict[str, Counter[str]](Counter)
     for counter, number in counters.items():
         outcome, _, caller = counter.removeprefix(WOULD).partition("@")
         if counter.startswith(WOULD):
-            counts[outcome] = counts.get(outcome, 0) + number
-            of_caller = callers.setdefault(caller, {})
-            of_caller[outcome] = of_caller.get(outcome, 0) + number
-            if outcome in _WITHOUT_KEY:
-                keyless[caller] = keyless.get(caller, 0) + number
-        elif counter == names.without_key(caller):
-            keyless[caller] = keyless.get(caller, 0) + number
-        elif counter.startswith(names.IN_DOUBT):
-            in_doubt[counter.removeprefix(names.IN_DOUBT)] = number
+            counts[outcome] += number
+            callers[caller][outcome] += number
         elif counter in _COUNTED:
-            counts[counter] = counts.get(counter, 0) + number
-        else:
-            for beginning, found in slots.items():
-                if counter.startswith(beginning):
-                    found[int(counter.removeprefix(beginning))] = number
-    ran = slots[names.RAN_TIME]
-    for slot, number in slots[names.NEW_TIME].items():
-        ran[slot] = ran.get(slot, 0) + number
-    return EndpointReport(counts, callers, slots[names.APART_TIME], ran, keyless, in_doubt)
+            counts[counter] += number
+        if counter == names.without_key(caller) or (counter.startswith(WOULD) and outcome in _WITHOUT_KEY):
+            keyless[caller] += number
+    in_doubt = {
+        counter.removeprefix(names.IN_DOUBT): number
+        for counter, number in counters.items()
+        if counter.startswith(names.IN_DOUBT)
+    }
+    apart, ran = slots_of(counters, names.APART_TIME), slots_of(counters, names.RAN_TIME, names.NEW_TIME)
+    return EndpointReport(counts, callers, apart, ran, keyless, in_doubt)
 
 
 # Suggestions.

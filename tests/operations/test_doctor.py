@@ -21,7 +21,6 @@ from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.tasks import TaskLog, TaskReport
 from flask_idempotency.operations.admin import KeyStatus
 from flask_idempotency.operations.doctor import (
-    LOOKED_AT,
     PATIENCE_SECONDS,
     RETRIED_SECONDS,
     after_loss,
@@ -42,6 +41,7 @@ from flask_idempotency.operations.doctor import (
     worker_timeout,
 )
 from flask_idempotency.operations.examination import REACHABLE, Check, Endpoint, Target, checks_of, examine
+from flask_idempotency.operations.records import MOST_PAUSED
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
@@ -744,4 +744,4 @@ def test_the_search_for_expired_leases_is_bounded(
     monkeypatch.setattr(store.recovery, "expired_leases", stale)
 
     assert Verdict.FINE is worst(looked(store))
-    assert LOOKED_AT == sum(sheets)
+    assert MOST_PAUSED == sum(sheets)

@@ -22,7 +22,6 @@ from flask_idempotency.operations.records import (
     key_of,
     release,
     release_warnings,
-    reopen,
     way_out,
 )
 from flask_idempotency.operations.times import format_duration, moment
@@ -54,9 +53,9 @@ def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -
     before = desk.case
 
     with pytest.raises(Refused):
-        complete(desk.settler, before, StoredResponse(201), WORD, keep=KEEP)
+        complete(desk.settler, before, StoredResponse(201), WORD, Policy(keep=KEEP))
     with pytest.raises(Refused):
-        reopen(desk.settler, before, WORD, keep=KEEP)
+        complete(desk.settler, before, None, WORD, Policy(keep=KEEP))
     assert before == desk.case
 
 
@@ -65,7 +64,7 @@ def test_what_is_quarantined_is_completed_once() -> None:
     seen = desk.case
 
     assert [ResolveReport(1, left=0), ResolveReport(0, left=1)] == [
-        complete(desk.settler, seen, StoredResponse(201), WORD, keep=KEEP) for _ in range(2)
+        complete(desk.settler, seen, StoredResponse(201), WORD, Policy(keep=KEEP)) for _ in range(2)
     ]
 
 

@@ -47,7 +47,7 @@ class Race:
         return Case((SeenRecord(self.key, found(self.store, self.key)),))
 
     def completed_by_hand(self, status: int = SAID.status) -> bool:
-        return bool(complete(self.settler, self.case, replace(SAID, status=status), WORD, keep=KEEP).settled)
+        return bool(complete(self.settler, self.case, replace(SAID, status=status), WORD, Policy(keep=KEEP)).settled)
 
     def released_by_hand(self, *, forced: bool = False) -> bool:
         return bool(release(self.settler, self.case, WORD, forced=forced).settled)
