@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 from flask.cli import AppGroup
 
-TOPICS: Final = ("maintenance", "outbox", "report", "resolve", "show", "stats", "stores", "tenants")
+TOPICS: Final = ("maintenance", "outbox", "resolve", "show", "stats", "stores", "tenants")
 
 ORDER: Final = (
     *("doctor", "stats", "list", "show", "policy", "report"),

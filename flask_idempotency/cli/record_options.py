@@ -1,9 +1,15 @@
-"""Find the record that a command names: by the start of its handle, by its id from a log, or by the client's key."""
+"""Find the record that a command names: by the start of its handle, by its id from a log, or by the client's key.
+
+And complete the name of its endpoint in a shell: click completes commands, options and choices by itself.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import chain
@@ -11,9 +17,9 @@ from typing import Any, Final
 
 import click
 from flask import current_app
+from flask.cli import ScriptInfo
 
 from flask_idempotency.assembly import identities
-from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import tenant_options
 from flask_idempotency.cli.output import clean
 from flask_idempotency.engine.model import State
@@ -23,7 +29,32 @@ from flask_idempotency.operations import records
 from flask_idempotency.operations.records import Case, Refused
 from flask_idempotency.web import operator
 from flask_idempotency.web.client_keys import parsed_key, uses_of
+from flask_idempotency.web.policies import SAFE
 from flask_idempotency.web.principals import identifies
+
+
+def complete_endpoint(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the endpoints in scope, inboxes and tasks that begin with this text. Empty if the application cannot be loaded.
+
+    Print no error and call no store: the person at the terminal has not run a command yet.
+    """
+    # Discard what the application prints and logs while it loads.
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            app = context.ensure_object(ScriptInfo).load_app()
+            with app.app_context():
+                state: Any = app.extensions.get("idempotency")
+                pairs = () if state is None or state.policies is None else state.policies.pairs()
+                messages = [] if state is None else state.loaders.operations.names()
+    except (Exception, SystemExit):  # noqa: BLE001 - the application's own code runs here
+        return []
+    finally:
+        logging.disable(before)
+    names = {*messages, *(name for name, method in pairs if method not in SAFE)}
+    return sorted(name for name in names if name.startswith(incomplete))
+
 
 STDIN: Final = "-"
 endpoint_option: Final = partial(click.option, "--endpoint", metavar="E", shell_complete=complete_endpoint)

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import click
 from flask import current_app
@@ -132,44 +132,63 @@ def void_command(named: RecordOptions, method: str | None, yes: bool, word: Audi
 
 
 @dataclass(frozen=True, slots=True)
-class GivenResponse:
-    """The response as the operator gave it."""
+class Resolution:
+    """What the operator says happened: the options of `resolve`."""
 
+    verdict: str | None
+    step_name: str | None
+    item: str | None = field(repr=False)
+    result: str | None = field(repr=False)
     status: int | None
     body_file: str | None
     content_type: str | None
     headers: tuple[str, ...] = field(repr=False)
+    force: bool
 
-    @property
-    def anything(self) -> bool:
-        return self.status is not None or self.body_file is not None or bool(self.content_type or self.headers)
-
-
-@dataclass(frozen=True, slots=True)
-class GivenStep:
-    """The step that the operator named, and what became of it."""
-
-    name: str | None
-    item: str | None = field(repr=False)
-    result: str | None = field(repr=False)
+    def check(self, named: RecordOptions, *, yes: bool) -> None:
+        """Raise `UsageError` for options that do not go together."""
+        of_step, headers = self.step_name is not None, self.headers
+        of_response = self.status is not None or self.body_file is not None or bool(self.content_type or headers)
+        for wrong, said in (
+            (self.verdict is None, "Name what happened: --never-happened, --happened, --reopen, or --resume."),
+            (not of_step and (self.item, self.result) != (None, None), "--item and --result go with --step."),
+            (of_step and self.verdict not in ("happened", "never"), _STEP),
+            (of_step and (self.verdict == "happened") != (self.result is not None), _STEP),
+            (of_step and of_response, "A step has a --result, and no status, body or headers."),
+            (of_response and self.verdict != "happened", _STATUS),
+            (self.content_type is not None and self.body_file is None, "--content-type goes with --body-file."),
+            (self.force and self.verdict != "never", "--force goes with --never-happened."),
+            (
+                self.body_file == STDIN and (named.key == STDIN or not yes),
+                "Standard input holds one thing: the key, the body, or your reply. See --yes.",
+            ),
+            (any(_FIELD.fullmatch(header) is None for header in headers), "--header takes one 'Name: value' in ASCII."),
+            (
+                any(header.lower().startswith(("content-type:", "content-length:")) for header in headers),
+                "Set the type of the body by --content-type. The command sets its length.",
+            ),
+        ):
+            if wrong:
+                raise click.UsageError(said)
+        self.value()
 
     def value(self) -> bytes | None:
-        """Return the result as tagged JSON. Raises `UsageError`, which does not quote it."""
+        """Return the result of the step as tagged JSON. Raises `UsageError`, which does not quote it."""
         if self.result is None:
             return None
         try:
-            return result_of_step(self.name or "", values.decode(self.result.encode()), None)
+            return result_of_step(self.step_name or "", values.decode(self.result.encode()), None)
         except IdempotencyError:
             raise click.UsageError(
                 "--result holds no JSON that a step can keep. Quote a text twice: --result '\"ch_1\"'."
             ) from None
 
     def settled(self, steps: Sequence[SeenStep], policy: Policy) -> SettledStep:
-        """Return what became of this step among those of a record.
+        """Return what became of the step among those of a record.
 
         Raises `Refused` if it is not recorded, or if the code that runs now cannot return the result.
         """
-        named, met = steps_named(steps, policy, self.name or "", self.item)
+        named, met = steps_named(steps, policy, self.step_name or "", self.item)
         if len(met) == 1:
             return settled_step(met[0], policy, self.value(), named="--result")
         if named and self.item is None:
@@ -205,20 +224,7 @@ class GivenStep:
 )
 @_force
 @word_options(required=True)
-def resolve_command(
-    named: RecordOptions,
-    verdict: str | None,
-    step_name: str | None,
-    item: str | None,
-    result: str | None,
-    status: int | None,
-    body_file: str | None,
-    content_type: str | None,
-    headers: tuple[str, ...],
-    force: bool,
-    yes: bool,
-    word: AuditNote,
-) -> Output:
+def resolve_command(named: RecordOptions, yes: bool, word: AuditNote, **options: Any) -> Output:
     """Resolve a quarantined key, when you know what happened.
 
     Changes one record: it completes it or removes it. --never-happened releases it, and refuses as `release` does. With
@@ -234,10 +240,9 @@ def resolve_command(
     Example:
       $ flask idempotency resolve 3f9a1c7e --happened --status 201 --reason paid
     """
-    given = GivenResponse(status, body_file, content_type, headers)
-    of_step = GivenStep(step_name, item, result)
-    _check(verdict, given, of_step, named, force=force, yes=yes)
-    forced, notes = False, list[str]()
+    given = Resolution(**options)
+    given.check(named, yes=yes)
+    verdict, forced, notes = given.verdict, False, list[str]()
     case = find_record(named, whole=True)
     if operator.show_of(case.first).paused:
         raise Refused(operator.PAUSED)
@@ -245,11 +250,11 @@ def resolve_command(
     operator.check_cache(case)
     about = case.first.record.info
     policy, of_message = operator.policy_for(about), about.method == MESSAGE
-    if verdict == "resume" or step_name is not None:
-        done, forced, said = _resumed(case, verdict == "never", of_step, force=force, yes=yes, word=word)
+    if verdict == "resume" or given.step_name is not None:
+        done, forced, said = _resumed(case, given, yes=yes, word=word)
         verdict = "resume"
     elif verdict == "never":
-        (done, forced), said = _freed(case, force=force, yes=yes, word=word), _RELEASED
+        (done, forced), said = _freed(case, force=given.force, yes=yes, word=word), _RELEASED
     elif verdict == "happened":
         stored, dropped = _stored(given, about, policy)
         shown = [] if of_message else [f"Response: {operator.described(stored)}"]
@@ -281,37 +286,6 @@ SHOWN: Final = 1000
 _VERBS: Final = {"never": "released", "happened": "completed", "resume": "resumed", "reopen": "reopened"}
 
 
-def _check(
-    verdict: str | None, given: GivenResponse, of_step: GivenStep, named: RecordOptions, *, force: bool, yes: bool
-) -> None:
-    of_result = of_step.result is not None
-    for wrong, said in (
-        (verdict is None, "Name what happened: --never-happened, --happened, --reopen, or --resume."),
-        (of_step.name is None and (of_step.item is not None or of_result), "--item and --result go with --step."),
-        (of_step.name is not None and verdict not in ("happened", "never"), _STEP),
-        (of_step.name is not None and (verdict == "happened") != of_result, _STEP),
-        (of_step.name is not None and given.anything, "A step has a --result, and no status, body or headers."),
-        (given.anything and verdict != "happened", _STATUS),
-        (given.content_type is not None and given.body_file is None, "--content-type goes with --body-file."),
-        (force and verdict != "never", "--force goes with --never-happened."),
-        (
-            given.body_file == STDIN and (named.key == STDIN or not yes),
-            "Standard input holds one thing: the key, the body, or your reply. See --yes.",
-        ),
-        (
-            any(_FIELD.fullmatch(header) is None for header in given.headers),
-            "--header takes one 'Name: value' in ASCII.",
-        ),
-        (
-            any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers),
-            "Set the type of the body by --content-type. The command sets its length.",
-        ),
-    ):
-        if wrong:
-            raise click.UsageError(said)
-    of_step.value()
-
-
 def _freed(case: Case, *, force: bool, yes: bool, word: AuditNote) -> tuple[ResolveReport, bool]:
     """Release the key. Return the report, and whether a warning was overruled."""
     against = _warnings(case, force=force)
@@ -327,14 +301,12 @@ def _warnings(case: Case, *, force: bool, steps: bool = True) -> list[str]:
     return against
 
 
-def _resumed(
-    case: Case, never_happened: bool, of_step: GivenStep, *, force: bool, yes: bool, word: AuditNote
-) -> tuple[ResolveReport, bool, str]:
+def _resumed(case: Case, given: Resolution, *, yes: bool, word: AuditNote) -> tuple[ResolveReport, bool, str]:
     """Settle a step, or let the next retry go on. Return the report, whether a warning was overruled, and what to say."""
     policy = operator.policy_for(case.first.record.info)
     journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
-    settled = [() if of_step.name is None else (of_step.settled(each, policy),) for each in steps]
-    against = _warnings(case, force=force, steps=False) if never_happened else []
+    settled = [() if given.step_name is None else (given.settled(each, policy),) for each in steps]
+    against = _warnings(case, force=given.force, steps=False) if given.verdict == "never" else []
     _ask(case, policy, "Settle this step?" if settled[0] else "Let the next retry go on?", yes=yes, against=against)
     done = records.resume(operator.settler(), case, journals, settled, word)
     settled_ids = {each.step.entry.id for each in settled[0]}
@@ -358,7 +330,7 @@ def _ask(case: Case, policy: Policy, *said: str, yes: bool, against: list[str] |
         raise Refused(_NOBODY) from None
 
 
-def _stored(given: GivenResponse, about: RequestInfo, policy: Policy) -> tuple[StoredResponse, list[str]]:
+def _stored(given: Resolution, about: RequestInfo, policy: Policy) -> tuple[StoredResponse, list[str]]:
     """Return the response that retries will get, and the names of the headers that they will not.
 
     Of a message it is the value that replays return. Without a file there is none.

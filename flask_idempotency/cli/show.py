@@ -10,7 +10,6 @@ import click
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.cli import cli, record_options
-from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import (
     Output,
     chosen,
@@ -40,7 +39,7 @@ _RARE_OF_RECORDS: Final = ("status", "completed", "principal", "attempt", "owner
 
 
 @cli.command("policy")
-@click.argument("endpoint", required=False, shell_complete=complete_endpoint)
+@click.argument("endpoint", required=False, shell_complete=record_options.complete_endpoint)
 @wide_option
 def policy_command(endpoint: str | None, wide: bool) -> Output:
     """Show the policy of each endpoint and inbox, or all values of one.

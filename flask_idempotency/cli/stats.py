@@ -1,4 +1,4 @@
-"""The command `stats`: how many records there are, and with `--since` what requests did over a time span."""
+"""The commands `stats` and `report`: how many records there are, and what requests did over a time span."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, duration, prints_json, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
 from flask_idempotency.engine import activity as names
+from flask_idempotency.engine.activity import percentile
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.operations import activity
-from flask_idempotency.operations.health import KeptHealth, kept_health
+from flask_idempotency.operations.examination import KeptHealth, kept_health
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Condition, Refused, paused_among
+from flask_idempotency.operations.report import EndpointReport, Report, Suggestion, as_object, report
 from flask_idempotency.operations.times import format_duration, format_edge, moment
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.operator import built, policies, recovery, settings, state
+from flask_idempotency.web.policy_table import suggested
 
 WATCHED_SPAN: Final = 3600.0
 """What `--watch` shows without `--since`."""
@@ -251,4 +255,97 @@ def _row(name: str, figures: activity.Figures) -> dict[str, Cell]:
         **{edge: format_edge(getattr(new, edge), over="> ") for edge in ("p50", "p95", "p99")},
         **{f"replay {edge}": format_edge(getattr(replayed, edge), over="> ") for edge in ("p50", "p95", "p99")},
         **{counter: f"{figures.of(counter):,}" for counter in _MORE_COUNTERS},
+    }
+
+
+# `flask idempotency report`: what enforcing would have done at each endpoint, and the policy that this suggests.
+
+_RARE_OF_REPORT: Final = (
+    *("apart p50", "apart p99", "quarantined", "released", "not kept", "bad requests", "missing keys", "not observed"),
+)
+"""The columns that only a wide table has."""
+
+
+@cli.command("report")
+@click.option(
+    "--since",
+    callback=span,
+    default="7d",
+    metavar="DURATION",
+    help="The time to look back, 7 days if you leave it out: 1h, 24h, 30d.",
+)
+@wide_option
+def report_command(since: float, wide: bool) -> Output:
+    """Report what enforcing would do at each endpoint.
+
+    And suggest its policy, with reasons. In mode observe and warn no request is refused or replayed. Requests of endpoints
+    in mode enforce are counted in the same columns: there it has happened. Changes nothing.
+
+    \b
+    Example:
+      $ flask idempotency report --since 7d
+    """
+    parts = built()
+    if parts.activity is None:
+        raise Refused("The store of this application keeps no activity, so there is nothing to report.")
+    found = report(parts.activity, owner_mark(settings().namespace), seconds=since)
+    known, made = suggested(found)
+    return Output(as_object(found, made), _report_lines(found, known, made, wide=wide))
+
+
+def _report_lines(
+    found: Report, known: Mapping[str, Policy], made: Mapping[str, Sequence[Suggestion]], *, wide: bool
+) -> Iterator[Line]:
+    if not found.endpoints:
+        yield f"No request was counted in the last {format_duration(found.seconds)}.{why_none()}"
+        return
+    yield (
+        f"The last {format_duration(found.seconds)}, until {moment(found.now)}. In mode observe and warn, no request was "
+        "refused or replayed:"
+    )
+    rows = (_report_row(name, known.get(name), each) for name, each in found.endpoints.items())
+    yield from table(rows, without=() if wide else _RARE_OF_REPORT)
+    callers = [
+        {"endpoint": clean(name), "caller": caller, "requests": f"{seen:,}", "with key": f"{keyed:,}"}
+        for name, each in found.endpoints.items()
+        for caller in names.CALLERS
+        for keyed, seen in [each.keyed_of(caller)]
+        if seen
+    ]
+    if callers:
+        yield from ("", "The observed requests, by the credential of the caller:", *table(callers))
+    for name, suggestions in made.items():
+        if suggestions:
+            yield from ("", Styled(f"{clean(name)}:", Style.HEAD))
+        for each in suggestions:
+            said = "=".join(filter(None, (each.keyword, each.value))) or "note"
+            yield Styled(f"{said:<19} ", Style.WARNING), each.reason
+
+
+def _report_row(name: str, policy: Policy | None, found: EndpointReport) -> dict[str, str]:
+    # An enforced request without a key is counted only where a key is required: then there is no share.
+    known = found.callers or (policy is not None and policy.required)
+    share = f" ({100 * found.keyed // found.seen} %)" if found.seen and known else ""
+    apart = [percentile(found.apart, fraction) for fraction in (0.5, 0.99)]
+    median, most = map(format_edge, apart)
+    counts = {
+        "mismatches": names.MISMATCH,
+        "unknown": names.UNKNOWN,
+        "quarantined": names.QUARANTINED,
+        "released": names.RELEASED,
+        "not kept": names.NOT_KEPT,
+        "bad requests": names.BAD_REQUEST,
+        "missing keys": names.MISSING_KEY,
+        "not observed": names.FAILED,
+    }
+    return {
+        "endpoint": clean(name),
+        "mode": "-" if policy is None else policy.mode,
+        "requests": f"{found.seen:,}",
+        "with key": f"{found.keyed:,}{share}",
+        "replays": f"{found.of(names.REPLAYED):,}",
+        "at once": f"{found.concurrent:,}",
+        "apart p50": median,
+        "apart p99": most,
+        **{column: f"{found.of(counter):,}" for column, counter in counts.items()},
     }

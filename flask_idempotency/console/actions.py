@@ -1,4 +1,4 @@
-"""The pages that change something: settle or release a record, and purge a tenant. Each asks before it does.
+"""The pages that change something: settle or release a record, purge a tenant, retry or discard messages. Each asks before.
 
 A change of a record takes two forms: the first says what shall happen, the second shows what follows and confirms it. Both
 carry the version of the record, so a form about a record that has changed since changes nothing.
@@ -24,9 +24,11 @@ from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME, StorageKey
 from flask_idempotency.engine.model import ERASED, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
+from flask_idempotency.engine.outbox import TOPIC
 from flask_idempotency.engine.recovery import resume_fault
 from flask_idempotency.operations import records
 from flask_idempotency.operations.browse import version_of
+from flask_idempotency.operations.outbox import CHANGES, change, retry_failed
 from flask_idempotency.operations.records import AuditNote, Case, RecordView, Refused, ResolveReport
 from flask_idempotency.steps import values
 from flask_idempotency.web import operator
@@ -40,6 +42,10 @@ PURGE_SECONDS: Final = 20.0
 
 LONGEST_TYPE: Final = 100
 """Characters of a media type."""
+
+SEQ: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+MOST_RETRIED: Final = 500
+"""Messages that one form looks at: each that is retried is a call of the database."""
 
 STATUS: Final = re.compile(r"[2-5][0-9]{2}")
 
@@ -178,6 +184,31 @@ def purge(visit: Visit) -> Page:
         return visit.render("purged.html", tenant=tenant, said=said, finished=erased.finished)
 
     return form(visit, "purge.html", fields, do, tenant=tenant, consequence=WIPED)
+
+
+def outbox_change(visit: Visit, verb: str) -> Page:
+    """Send a message now, the failed ones of a topic or all failed ones; or discard one message."""
+    visit.admit_to_all()
+    visit.admit_to("outbox")
+    fields = posted(visit)
+    named = request.args if fields is None else fields
+    seq, topic = named.get("seq", ""), named.get("topic", "")
+    if verb not in CHANGES or not (SEQ.fullmatch(seq) if verb == "discard" or seq else TOPIC.fullmatch(topic or "-")):
+        raise Stopped(400, "That is no message", "Choose one on the page of the outbox. Nothing was changed.")
+    services = operator.outbox_of()
+
+    def do(fields: Mapping[str, str]) -> Page:
+        reason = reason_of(fields)
+        if verb == "discard" and fields.get("typed") != seq:
+            raise Invalid("Type the number of the message, exactly. Nothing was changed.")
+        table, publish, note = services.table, services.observers, counted(visit, reason)
+        if not seq:
+            done = retry_failed(table, publish, topic or None, note, limit=MOST_RETRIED)
+            return visit.render("outbox_done.html", said=f"Messages retried: {len(done.retried):,}.", more=done.more)
+        change(table, publish, verb, int(seq), note)
+        return visit.render("outbox_done.html", said=f"Message {seq}: {CHANGES[verb][0]}.", more=False)
+
+    return form(visit, "outbox_change.html", fields, do, verb=verb, seq=seq, topic=topic)
 
 
 # What a form must have before it may change anything.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
-from flask_idempotency.console import actions, lists, messages, pages
+from flask_idempotency.console import actions, lists, pages
 from flask_idempotency.console.access import Attempts, Authorize, Stopped
 from flask_idempotency.console.visit import (
     EXTENSION,
@@ -89,9 +89,9 @@ class Console(Blueprint):
             ("/tenants", pages.tenants, ["GET"]),
             ("/tenants/purge", actions.purge, ["GET", "POST"]),
             ("/endpoints", pages.endpoints, ["GET"]),
-            ("/messages", messages.messages, ["GET"]),
-            ("/outbox", messages.outbox, ["GET"]),
-            ("/outbox/<verb>", messages.outbox_change, ["GET", "POST"]),
+            ("/messages", pages.messages, ["GET"]),
+            ("/outbox", pages.outbox, ["GET"]),
+            ("/outbox/<verb>", actions.outbox_change, ["GET", "POST"]),
             ("/health", pages.health, ["GET"]),
         ):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)

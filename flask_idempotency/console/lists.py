@@ -80,7 +80,7 @@ def bulk(visit: Visit, verb: str) -> actions.Page:
     action: Action = "settle" if verb == "settle" else "release"
     fields, named = actions.posted(visit), list[tuple[str, str | None]]()
     if fields is None:
-        _, views = look(visit, filtered(visit).wanted, Place())
+        _, views = look(visit, filtered(visit)[0], Place())
         named += [(view.handle, None) for view in views if view.condition in BULK[action]]
     elif _CHOSEN.fullmatch(fields.get("chosen", "")):
         named += [

@@ -1,4 +1,4 @@
-"""The pages that only read: overview, records, one record, tenants, endpoints and health."""
+"""The pages that only read: overview, records, one record, tenants, endpoints, messages, outbox and health."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.engine.tasks import TaskLog, late_tasks
-from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations import browse
-from flask_idempotency.operations.activity import summary
+from flask_idempotency.operations.activity import Figures, summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
-from flask_idempotency.operations.health import keep_health, kept_health
+from flask_idempotency.operations.examination import keep_health, kept_health
+from flask_idempotency.operations.outbox import outbox_view
 from flask_idempotency.operations.records import (
     SHORT,
     Condition,
@@ -56,12 +56,16 @@ MOST_PAUSED: Final = 200
 """Expired leases whose journals the overview reads."""
 MOST_TENANTS: Final = 50
 """Tenants on one page."""
+MOST_MESSAGES: Final = 50
+"""Messages that the page of the outbox lists."""
 MOST_CHOICES: Final = 200
 """Tenants that a list offers."""
 LONGEST_CHOICE: Final = 80
 """Characters of a tenant that a list offers."""
 ORDERS: Final = ("", "urgent", "newest")
 """The orders of a list. Empty: the newest first of completed records, and otherwise those that need a person most."""
+FIELDS: Final = ("state", "endpoint", "tenant", "older", "from", "to", "order", "id")
+"""The fields of the filter of a list, without the box `no_tenant`."""
 PSEUDONYM: Final = re.compile(r"[a-z2-7]{24}")
 
 BULK: Final[Mapping[Action, frozenset[Condition]]] = {
@@ -153,27 +157,17 @@ def _janitor(tasks: TaskLog) -> dict[str, Any]:
 # Records.
 
 
-@valueclass(frozen=True, slots=True)
-class Filtered:
-    """What the fields of a filter choose."""
-
-    wanted: browse.Browsing
-    args: dict[str, str]
-    kept: dict[str, str]
-    """The fields that an address needs to choose the same."""
-
-
-def filtered(visit: Visit) -> Filtered:
-    """Return what the filter in the address chooses. Stops a faulty one."""
-    args = {name: _argument(name) for name in ("state", "endpoint", "tenant", "older", "from", "to", "order", "id")}
+def filtered(visit: Visit) -> tuple[browse.Browsing, dict[str, str]]:
+    """Return what the filter in the address chooses, and its fields that are not empty. Stops a faulty one."""
+    args = {name: _argument(name) for name in FIELDS}
     given = args["id"].lower()
     if given and not SHORT.fullmatch(given):
         raise Stopped(
             400, "That is no id of a record", "An id has letters and digits, 4 at least. It is no client's key."
         )
-    no_tenant = request.args.get("no_tenant") == "1"
     if args["order"] not in ORDERS:
         raise Stopped(400, "There is no such order", f"Choose one of: {', '.join(filter(None, ORDERS))}.")
+    no_tenant = request.args.get("no_tenant") == "1"
     # The list shows a pseudonym in place of a hashed name, so the filter takes one too.
     stored = visit.everything and operator.settings().hash_identities and PSEUDONYM.fullmatch(args["tenant"])
     wanted = browse.Browsing(
@@ -187,8 +181,7 @@ def filtered(visit: Visit) -> Filtered:
         stored_tenant=args["tenant"] if stored else None,
         newest=args["order"] == "newest" or (not args["order"] and args["state"] == Condition.COMPLETED.value),
     )
-    kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
-    return Filtered(wanted, args, kept)
+    return wanted, {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
 
 
 def look(visit: Visit, wanted: browse.Browsing, place: browse.Place) -> tuple[browse.BrowsePage, list[RecordView]]:
@@ -208,25 +201,25 @@ def records(visit: Visit) -> str | Response:
     visit.admit()
     if HANDLE.fullmatch(given := request.args.get("id", "").strip().lower()):
         return see_other(visit.url("record", handle=given))
-    chosen = filtered(visit)
-    wanted, cursor, every = chosen.wanted, request.args.get("cursor", ""), identities(operator.settings())
+    wanted, kept = filtered(visit)
+    cursor, every = request.args.get("cursor", ""), identities(operator.settings())
     try:
         place = browse.place_of(cursor, wanted, [who.console for who in every]) if cursor else browse.Place()
     except Refused as refused:
         raise Stopped(400, "There is no such page of the list", str(refused)) from None
     page, views = look(visit, wanted, place)
-    kept, more = chosen.kept, None
+    more = None
     if page.next is not None:
         more = _address(visit, {**kept, "cursor": browse.cursor_of(page.next, wanted, operator.identity().console)})
     return visit.render(
         "records.html",
         views=views,
         ids=short_ids(view.handle for view in views),
-        args=chosen.args,
+        args=dict.fromkeys(FIELDS, "") | kept,
         no_tenant="no_tenant" in kept,
         newest=wanted.newest,
         conditions=[each.value for each in Condition],
-        endpoints=sorted({*endpoints_of(), *filter(None, [chosen.args["endpoint"]])}),
+        endpoints=sorted({*endpoints_of(), *filter(None, [wanted.endpoint])}),
         tenants=_tenants_of(visit, views),
         tenant_url=lambda name: _address(visit, {**kept, "tenant": name}),
         bulk=[
@@ -434,6 +427,40 @@ def endpoints(visit: Visit) -> str:
         span=span,
         spans=SPANS,
         report=found,
+    )
+
+
+# Messages: those that an outbox has not sent, and those that inboxes and tasks got.
+
+
+def outbox(visit: Visit) -> str:
+    """Show what an outbox has not sent, by topic."""
+    visit.admit_to_all()
+    if current_app.extensions.get("idempotency_outbox") is None:
+        return visit.render("outbox.html", view=None, change=False)
+    services = operator.outbox_of()
+    view = outbox_view(services.table, services.fault_of, limit=MOST_MESSAGES)
+    return visit.render("outbox.html", view=view, change=visit.may("outbox"))
+
+
+def messages(visit: Visit) -> str:
+    """Show what inboxes and tasks did with their messages, beside their policies."""
+    visit.admit_to_all()
+    span, log = span_of("24h"), operator.built().activity
+    owner = owner_mark(operator.settings().namespace)
+    found = {} if log is None else summary(log, owner, seconds=SPANS[span]).endpoints
+    none = Figures({})
+    return visit.render(
+        "messages.html",
+        rows=[
+            (each, policy_table.consumer_values(each), found.get(each.name, none)) for each in policy_table.consumers()
+        ],
+        abandoned=policy_table.abandoned,
+        resolvers=operator.state().loaders.resolvers,
+        outcome_words=charts.WORDS,
+        counted=log is not None,
+        span=span,
+        spans=SPANS,
     )
 
 

@@ -352,12 +352,9 @@ def _note(task_log: TaskLog, shape: IdentityShape) -> bool:
 
 
 def _written(now: float, seen: list[SeenShape]) -> str:
-    def encoded(seen: list[SeenShape]) -> str:
-        return json.dumps({"at": now, "seen": [asdict(each) for each in seen]}, separators=(",", ":"))
-
-    while len(text := encoded(seen)) > _LONGEST and len(seen) > 1:
-        seen = seen[1:]
-    return text
+    """Return the history as text, without its oldest shapes if they make it too long."""
+    text = json.dumps({"at": now, "seen": list(map(asdict, seen))}, separators=(",", ":"))
+    return text if len(text) <= _LONGEST or len(seen) <= 1 else _written(now, seen[1:])
 
 
 def _read(entry: TaskReport | None) -> tuple[float, tuple[SeenShape, ...]] | None:

@@ -467,53 +467,47 @@ class ResolveReport:
     left: int
 
 
-def release_warnings(case: Case, policy: Policy, *, known: bool = True, recorded: Sequence[str] = ()) -> list[str]:
-    """Return why this key should not run again, one sentence each. Empty: as far as is known, it neither completed nor runs.
+def doubts(case: Case, policy: Policy, *, known: bool = True, recorded: Sequence[str] = ()) -> tuple[list[str], str]:
+    """Return why this key should not run again, one sentence each, and what an operator may do: wait, or force it.
 
-    `known`: the application has the endpoint of the key, so the policy's `max_runtime` applies. `recorded`: the names of its
-    steps that had, or may have had, an effect.
+    Both are empty if, as far as is known, it neither completed nor runs. `known`: the application has the endpoint of the key,
+    so the policy's `max_runtime` applies. `recorded`: the names of its steps that had, or may have had, an effect.
     """
-    said = []
+    said, records = [], [found.record for found in case.found]
     if recorded:
         names = ", ".join(dict.fromkeys(recorded))
         said.append(f"Steps of its request are recorded: {names}. If you release it, the next retry runs them again.")
-    seconds = wait(case, policy)
-    if any(found.record.fingerprint == VOIDED for found in case.found):
+    if any(record.fingerprint == VOIDED for record in records):
         said.append(
             "It was voided: its client relies on it that no request runs under it. If you release it, one may run."
         )
-    elif any(found.record.is_skeleton for found in case.found):
+    elif any(record.is_skeleton for record in records):
         said.append("Its request completed, and retries get 410. If you release it, the next retry runs again.")
-    elif any(found.record.state is State.COMPLETED for found in case.found):
+    elif any(record.state is State.COMPLETED for record in records):
         said.append(
             "Its request completed, and retries get the response. If you release it, the next retry runs again."
         )
-    elif any(found.record.payload is not None for found in case.found):
+    elif any(record.payload is not None for record in records):
         said.append(
             "Its request completed: the record holds a response that no worker could open. If you release it, the next retry "
             "runs again. See `resolve --reopen` and `resolve --happened`."
         )
-    if not known and any(max_remaining(found.record, max_runtime=inf) == inf for found in case.found):
-        return [*said, _UNKNOWN_ENDPOINT]
-    # A worker that counts as gone may be frozen, but raises no warning: its policy allows a second run.
-    lives = [living for found in case.found if seconds > 0 and (living := alive(found.record, policy)) is not None]
-    return [*said, *lives[:1]]
+    seconds, done = wait(case, policy), bool(said)
+    if not known and any(max_remaining(record, max_runtime=inf) == inf for record in records):
+        said.append(_UNKNOWN_ENDPOINT)
+    else:
+        # A worker that counts as gone may be frozen, but raises no warning: its policy allows a second run.
+        said += [living for record in records if seconds > 0 and (living := alive(record, policy)) is not None][:1]
+    if not said:
+        return [], ""
+    if done or not known or seconds <= 0:
+        return said, "To release it all the same: --force."
+    return said, f"Repeat this in {ceil(seconds)} s, or release it now all the same: --force."
 
 
 def wait(case: Case, policy: Policy) -> float:
     """Return the seconds until its workers count as gone, so that a release needs no force, by the store's clock."""
     return max(releasable_in(found.record, policy) for found in case.found)
-
-
-def way_out(case: Case, policy: Policy, *, known: bool = True, recorded: Sequence[str] = ()) -> str:
-    """Return what an operator may do after a refused release: wait, and for how long, or force it."""
-    done = bool(recorded) or any(
-        found.record.payload is not None or found.record.state is State.COMPLETED for found in case.found
-    )
-    seconds = 0 if done or not known else ceil(wait(case, policy))
-    if seconds <= 0:
-        return "To release it all the same: --force."
-    return f"Repeat this in {seconds} s, or release it now all the same: --force."
 
 
 def alive(record: Record, policy: Policy) -> str | None:

@@ -34,14 +34,7 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, Settler
-from flask_idempotency.operations.records import (
-    Case,
-    RecordView,
-    Refused,
-    release_warnings,
-    shown,
-    way_out,
-)
+from flask_idempotency.operations.records import Case, RecordView, Refused, doubts, shown
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.callbacks import load_quota, named_requests
@@ -308,8 +301,7 @@ def objections(case: Case, *, steps: bool = True) -> tuple[list[str], str]:
     recorded = [
         entry.name for found in case.found if steps for entry in recorded_of(found)[0].entries if entry.has_effect
     ]
-    against = release_warnings(case, policy, known=known, recorded=recorded)
-    return against, way_out(case, policy, known=known, recorded=recorded) if against else ""
+    return doubts(case, policy, known=known, recorded=recorded)
 
 
 def value_for(about: RequestInfo, body: bytes | None, *, named: str) -> StoredResponse:

@@ -21,7 +21,7 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.operations.activity import GROUPS
-from flask_idempotency.operations.health import HEALTH
+from flask_idempotency.operations.examination import HEALTH
 from flask_idempotency.operations.records import key_of
 from flask_idempotency.web.janitor import janitor_of
 from tests.console.rig import ANN, HANDLE, LIMITED, Rig, rig

@@ -21,7 +21,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations.records import AuditNote, Case, ResolveReport, release, release_warnings
+from flask_idempotency.operations.records import AuditNote, Case, ResolveReport, doubts, release
 from flask_idempotency.sql import fenced
 from flask_idempotency.web.janitor import settler_of
 from tests.e2e.conftest import Serve
@@ -120,14 +120,14 @@ def test_a_deduplicated_key_is_released_without_force_once_its_owner_is_silent(
             while not reached(case := seen(store)):
                 assert time.monotonic() < deadline
                 _paces.wait(PAUSE_SECONDS)
-                doubtful.append(bool(release_warnings(case, policy)))
+                doubtful.append(bool(doubts(case, policy)[0]))
             return case
 
         doubtful: list[bool] = []
         until(lambda case: case.first.record.deadline > begun.first.record.deadline + 4 * LEASE)
         assert set(doubtful) == {True}
         pause(worker)
-        silent = until(lambda case: not release_warnings(case, policy))
+        silent = until(lambda case: not doubts(case, policy)[0])
         assert silent.first.record.remaining <= -2 * LEASE
         settler = Settler(store.recovery, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
         assert ResolveReport(1, left=0) == release(

@@ -18,11 +18,10 @@ from flask_idempotency.operations.records import (
     ResolveReport,
     alive,
     complete,
+    doubts,
     handle_of,
     key_of,
     release,
-    release_warnings,
-    way_out,
 )
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.stores.memory import MemoryStore
@@ -76,9 +75,9 @@ def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, 
     """And of what its own owner has given up until its lease is over: what it has sent may be on its way."""
     desk = Desk(standing)
 
-    assert release_warnings(desk.case, Policy())
+    assert doubts(desk.case, Policy())[0]
     desk.clock.advance(LEASE)
-    assert doubtful is bool(release_warnings(desk.case, Policy()))
+    assert doubtful is bool(doubts(desk.case, Policy())[0])
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,8 @@ def test_of_an_endpoint_that_is_not_known_no_silent_owner_is_ever_gone(standing:
     desk = Desk(standing)
     desk.clock.advance(1e6)
 
-    assert [] == release_warnings(desk.case, Policy())
-    assert int(doubtful) == len(release_warnings(desk.case, Policy(), known=False))
+    assert [] == doubts(desk.case, Policy())[0]
+    assert int(doubtful) == len(doubts(desk.case, Policy(), known=False)[0])
 
 
 def test_an_owner_may_live_until_its_runtime_is_over() -> None:
@@ -141,10 +140,10 @@ def test_where_a_second_run_does_no_harm_three_silent_leases_are_enough(effects:
     desk.clock.now = desk.case.first.record.deadline
     desk.store.renew(desk.key, desk.token, lease=LEASE)
     desk.clock.advance(3 * LEASE - 0.5)
-    assert release_warnings(desk.case, policy)
+    assert doubts(desk.case, policy)[0]
     desk.clock.advance(0.5)
 
-    assert bool(release_warnings(desk.case, policy)) is (effects not in SAFE)
+    assert bool(doubts(desk.case, policy)[0]) is (effects not in SAFE)
     assert alive(desk.case.first.record, policy) is not None
 
 
@@ -157,7 +156,7 @@ def test_an_owner_that_renews_never_counts_as_gone(effects: Any) -> None:
     for _ in range(20):
         desk.store.renew(desk.key, desk.token, lease=LEASE)
         desk.clock.advance(LEASE / 3)
-        assert release_warnings(desk.case, policy)
+        assert doubts(desk.case, policy)[0]
 
 
 @pytest.mark.parametrize("effects", SAFE)
@@ -167,8 +166,8 @@ def test_a_claim_under_another_rule_waits_for_the_whole_runtime(effects: Any) ->
     desk.clock.advance(100 * LEASE)
     patient = Policy(lease=LEASE, effects=effects, on_abandoned="quarantine", max_runtime=1000 * LEASE)
 
-    assert release_warnings(desk.case, Policy(lease=LEASE, effects=effects, max_runtime=1000 * LEASE))
-    assert [] == release_warnings(desk.case, patient)
+    assert doubts(desk.case, Policy(lease=LEASE, effects=effects, max_runtime=1000 * LEASE))[0]
+    assert [] == doubts(desk.case, patient)[0]
 
 
 def test_the_runtime_is_the_most_that_is_waited_for() -> None:
@@ -176,18 +175,18 @@ def test_the_runtime_is_the_most_that_is_waited_for() -> None:
     policy = Policy(lease=LEASE, max_runtime=LEASE, effects="deduplicated")
     desk.clock.now = desk.case.first.record.deadline + LEASE
 
-    assert [] == release_warnings(desk.case, policy)
+    assert [] == doubts(desk.case, policy)[0]
 
 
 def test_the_way_out_names_the_seconds_and_the_word() -> None:
     desk = Desk("lapsed, takeover")
     desk.clock.now = desk.case.first.record.deadline + 0.5
-    told = [way_out(desk.case, Policy(lease=30, effects=effects)) for effects in ("plain", "deduplicated")]
+    told = [doubts(desk.case, Policy(lease=30, effects=effects))[1] for effects in ("plain", "deduplicated")]
 
     assert ["Repeat this in 900 s", "Repeat this in 60 s"] == [each.partition(",")[0] for each in told]
     assert all("--force" in each for each in told)
     for hopeless in (
-        way_out(desk.case, Policy(), known=False),
-        way_out(Desk("completed").case, Policy()),
+        doubts(desk.case, Policy(), known=False)[1],
+        doubts(Desk("completed").case, Policy())[1],
     ):
         assert hopeless == "To release it all the same: --force."
