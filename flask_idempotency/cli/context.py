@@ -112,31 +112,31 @@ def word_options(*, required: bool) -> Callable[[Callable[..., Any]], Callable[.
     then this adds `--yes` too.
     """
 
+    # Some releases of click take a default of None for a value of a required option.
+    needed: dict[str, Any] = {"required": True} if required else {"default": ""}
+
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--actor",
+            metavar="NAME",
+            default=_whoami,
+            show_default="the user of the system",
+            callback=_one_line,
+            help="The person in the audit event.",
+        )
+        @click.option(
+            "--reason",
+            metavar="TEXT",
+            **needed,
+            callback=_one_line,
+            help="The reason in the audit event. Name no key, person or body in it.",
+        )
         @wraps(command)
         def noted(*args: Any, actor: str, reason: str, **options: Any) -> Any:
             return command(*args, word=AuditNote(actor or "unknown", reason), **options)
 
-        made = actor_option(reason_option(noted))
-        return click.option("--yes", is_flag=True, help="Skip the confirmation.")(made) if required else made
+        return click.option("--yes", is_flag=True, help="Skip the confirmation.")(noted) if required else noted
 
-    # Some releases of click take a default of None for a value of a required option.
-    needed: dict[str, Any] = {"required": True} if required else {"default": ""}
-    reason_option = click.option(
-        "--reason",
-        metavar="TEXT",
-        **needed,
-        callback=_one_line,
-        help="The reason in the audit event. Name no key, person or body in it.",
-    )
-    actor_option = click.option(
-        "--actor",
-        metavar="NAME",
-        default=_whoami,
-        show_default="the user of the system",
-        callback=_one_line,
-        help="The person in the audit event.",
-    )
     return add
 
 

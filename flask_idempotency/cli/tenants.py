@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Final
 
 import click
@@ -51,11 +49,16 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
     check_purge(whom, shred=shred)
     question, text = ("Destroy its data keys?", SHREDDED) if shred else ("Erase its responses?", WIPED)
     confirm(question, text, yes=yes)
+    # Without a quota the store does not count what the tenant has.
+    ledger = operator.built().ledger if operator.counting() else None
     with Purge(tenant, word) as erased:
         erased.shred(whom)
         if not shred:
             with show_progress(
-                "responses", total=partial(_responses_of, whom), as_json=prints_json(), so_far=erased.so_far
+                "responses",
+                total=lambda: None if ledger is None else sum(ledger.usage(tid).records for tid in whom),
+                as_json=prints_json(),
+                so_far=erased.so_far,
             ) as progress:
                 erased.wipe(whom, on_progress=progress)
                 progress.counts = Counts(erased.wiped, erased.passed_over)
@@ -65,12 +68,6 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
         {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": unknown, **({} if shred else wiped)},
         purge_text(erased, shred=shred, secrets=secrets, cache_unknown=unknown),
     )
-
-
-def _responses_of(whom: Sequence[bytes]) -> int | None:
-    """Return how many records the tenant has. None: no quota applies, so the store does not count them."""
-    ledger = operator.built().ledger
-    return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and operator.counting() else None
 
 
 # `flask idempotency quota …`

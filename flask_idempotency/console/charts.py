@@ -226,8 +226,4 @@ def _clock(start: int, length: int) -> str:
 
 def _span(shown: Summary) -> str:
     hours = shown.seconds / HOUR
-    if hours < 1:
-        return f"In the last {shown.seconds / 60:.0f} minutes"
-    if hours > 24:
-        return f"In the last {hours / 24:g} days"
-    return f"In the last {hours:g} hours" if hours > 1 else "In the last hour"
+    return "In the last " + ("hour" if hours == 1 else f"{hours:g} hours" if hours <= 24 else f"{hours / 24:g} days")

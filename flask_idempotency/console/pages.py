@@ -20,7 +20,7 @@ from flask_idempotency.console.access import Action, Stopped, may
 from flask_idempotency.console.visit import FRESH_SECONDS, HANDLE, ConsoleResponse, Visit
 from flask_idempotency.console.wording import now_of, readable
 from flask_idempotency.engine.activity import CALLERS
-from flask_idempotency.engine.capabilities import SeenRecord, UnfinishedCounts, Verdict
+from flask_idempotency.engine.capabilities import SeenRecord, UnfinishedCounts
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
@@ -132,13 +132,9 @@ def span_of(default: str) -> str:
 
 
 def _states(counts: UnfinishedCounts, completed: int | None, paused: int) -> list[tuple[str, int, str]]:
-    shown = [
-        ("quarantined", counts.quarantined, "bad"),
-        ("lease expired", max(counts.lapsed - paused, 0), "warning"),
-        *([("paused", paused, "warning")] if paused else []),
-        ("in flight", counts.in_flight, "active"),
-    ]
-    return shown if completed is None else [*shown, ("completed", completed, "good")]
+    """Return the name, number and tone of each state that the store can count."""
+    numbers = (counts.quarantined, max(counts.lapsed - paused, 0), paused or None, counts.in_flight, completed)
+    return [(each.value, n, each.tone) for each, n in zip(Condition, numbers, strict=True) if n is not None]
 
 
 def _seen(visit: Visit, found: Sequence[SeenRecord]) -> list[RecordView]:
@@ -165,13 +161,17 @@ def filtered(visit: Visit) -> tuple[browse.Browsing, dict[str, str]]:
         raise Stopped(
             400, "That is no id of a record", "An id has letters and digits, 4 at least. It is no client's key."
         )
+    conditions = frozenset(each for each in Condition if each.value == args["state"])
+    if args["state"] and not conditions:
+        known = ", ".join(each.value for each in Condition)
+        raise Stopped(400, "There is no such state", f"Choose one of: {known}.")
     if args["order"] not in ORDERS:
         raise Stopped(400, "There is no such order", f"Choose one of: {', '.join(filter(None, ORDERS))}.")
     no_tenant = request.args.get("no_tenant") == "1"
     # The list shows a pseudonym in place of a hashed name, so the filter takes one too.
     stored = visit.everything and operator.settings().hash_identities and PSEUDONYM.fullmatch(args["tenant"])
     wanted = browse.Browsing(
-        conditions=_conditions(args["state"]),
+        conditions=conditions or browse.UNFINISHED,
         tids=_whose(visit, "" if stored else args["tenant"], no_tenant=no_tenant),
         endpoint=args["endpoint"] or None,
         older_than=_seconds(args["older"]),
@@ -208,6 +208,11 @@ def records(visit: Visit) -> str | Response:
     except Refused as refused:
         raise Stopped(400, "There is no such page of the list", str(refused)) from None
     page, views = look(visit, wanted, place)
+    # An operator of some tenants chooses from these, and others from those of the records on this page.
+    names = visit.tenants
+    if names is None:
+        met = {view.tenant for view in views if view.tenant and len(view.tenant) <= LONGEST_CHOICE}
+        names = [each for each in met if each == readable(each).strip()]
     more = None
     if page.next is not None:
         more = _address(visit, {**kept, "cursor": browse.cursor_of(page.next, wanted, operator.identity().console)})
@@ -220,7 +225,7 @@ def records(visit: Visit) -> str | Response:
         newest=wanted.newest,
         conditions=[each.value for each in Condition],
         endpoints=sorted({*endpoints_of(), *filter(None, [wanted.endpoint])}),
-        tenants=_tenants_of(visit, views),
+        tenants=sorted(names)[:MOST_CHOICES],
         tenant_url=lambda name: _address(visit, {**kept, "tenant": name}),
         bulk=[
             (verb, visit.url("bulk", verb=verb) + f"?{urlencode(kept)}")
@@ -249,13 +254,6 @@ def _argument(name: str) -> str:
     return value
 
 
-def _conditions(chosen: str) -> frozenset[Condition]:
-    found = frozenset(each for each in Condition if each.value == chosen) if chosen else browse.UNFINISHED
-    if not found:
-        raise Stopped(400, "There is no such state", f"Choose one of: {', '.join(each.value for each in Condition)}.")
-    return found
-
-
 def _seconds(typed: str) -> float:
     seconds = seconds_of(typed.lower()) if typed else 0.0
     if seconds is None:
@@ -271,14 +269,6 @@ def _whose(visit: Visit, tenant: str, *, no_tenant: bool) -> Sequence[bytes | No
     if no_tenant or (tenant and tenant not in allowed):
         return ()
     return tuple(chain.from_iterable(operator.tids(each) for each in ([tenant] if tenant else sorted(allowed))))
-
-
-def _tenants_of(visit: Visit, views: Sequence[RecordView]) -> list[str]:
-    """Return the tenants to choose from: those of the operator, or those of the records on this page."""
-    if visit.tenants is not None:
-        return sorted(visit.tenants)[:MOST_CHOICES]
-    met = {view.tenant for view in views if view.tenant and len(view.tenant) <= LONGEST_CHOICE}
-    return sorted(each for each in met if each == readable(each).strip())
 
 
 def _time(typed: str) -> float | None:
@@ -475,7 +465,4 @@ def health(visit: Visit) -> str:
         # Without a store, or its tables, the page says so itself.
         with suppress(IdempotencyError):
             keep_health(log, owner_mark(operator.settings().namespace), report)
-    worst = list(reversed(Verdict))
-    return visit.render(
-        "health.html", report=report, findings=sorted(report.findings, key=lambda each: worst.index(each.verdict))
-    )
+    return visit.render("health.html", report=report)

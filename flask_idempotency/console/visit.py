@@ -191,13 +191,15 @@ class Visit:
             self._limit = frozenset(operator.tenants)
         return operator
 
-    def _ask(self, action: Action, view: RecordView | None) -> Operator | None:
-        """Ask for this action. The tenants of the general answer limit this one too."""
+    def _ask(self, action: Action, found: SeenRecord | None, view: RecordView | None) -> Operator | None:
+        """Return the operator who may do this to this record of theirs, or to everything. The general answer limits it."""
         operator = access.ask(self.mounted.authorize, action, view)
-        if operator is None or self._limit is None:
+        if operator is not None and self._limit is not None:
+            named = self._limit if operator.tenants is None else self._limit.intersection(operator.tenants)
+            operator = Operator(operator.name, named)
+        if operator is None or operator.tenants is None:
             return operator
-        named = self._limit if operator.tenants is None else self._limit.intersection(operator.tenants)
-        return Operator(operator.name, named)
+        return operator if found is not None and self._is_of(operator.tenants, found) else None
 
     def admit_to_all(self) -> None:
         """Stop the request unless the operator may see all tenants."""
@@ -206,10 +208,8 @@ class Visit:
 
     def admit_to(self, action: Action, found: SeenRecord | None = None, view: RecordView | None = None) -> None:
         """Stop the request unless the operator may do this. They see this record already."""
-        operator = self._ask(action, view)
-        if operator is None or not (
-            operator.tenants is None if found is None else self._is_of(operator.tenants, found)
-        ):
+        operator = self._ask(action, found, view)
+        if operator is None:
             what = "this" if found is None else "this record"
             why = "The application's authorize(…) refused it. Nothing was changed."
             raise Stopped(403, f"You may not {action} {what}", why)
@@ -237,15 +237,12 @@ class Visit:
         An `abort()` refuses too: an answer of its own would show that the record exists.
         """
         try:
-            operator = self._ask("view", view)
+            return self._ask("view", found, view)
         except HTTPException:
             return None
-        return operator if operator is not None and self._is_of(operator.tenants, found) else None
 
-    def _is_of(self, tenants: Collection[str] | None, found: SeenRecord) -> bool:
-        """Return whether this record is of one of these tenants. None: of any."""
-        if tenants is None:
-            return True
+    def _is_of(self, tenants: Collection[str], found: SeenRecord) -> bool:
+        """Return whether this record is of one of these tenants."""
         own, stored = found.key.tid, found.record.info.tenant
         return any(own in self._tids_of(tenant) and is_spelled(stored, tenant) for tenant in tenants)
 
@@ -341,6 +338,7 @@ class Visit:
     def render(self, template: str, **values: Any) -> str:
         """Render a page. Each has the navigation of what this operator may see, and how many requests need a person."""
         waiting, extensions = self._waiting(), current_app.extensions
+        root = next(current_app.url_map.iter_rules(f"{request.blueprint}.overview")).rule
         shown = {page for page, _ in PAGES} if self.everything else {"records"}
         shown -= set() if "idempotency_outbox" in extensions else {"outbox"}
         shown -= set() if extensions["idempotency"].loaders.operations.names() else {"messages"}
@@ -349,7 +347,7 @@ class Visit:
             url=self.url,
             static=self._static,
             navigation=[(page, title, self.url(page)) for page, title in PAGES if page in shown],
-            here=SECTIONS.get(endpoint := (request.endpoint or "").rpartition(".")[2], endpoint),
+            here=str(request.url_rule).removeprefix(root).partition("/")[0] or "overview",
             enabled=extensions["idempotency"].settings.enabled,
             application=current_app.name,
             waiting=waiting,
@@ -383,16 +381,4 @@ PAGES: Final = (
     ("outbox", "Outbox"),
     ("health", "Health"),
 )
-"""The pages of the navigation, by endpoint."""
-
-SECTIONS: Final[Mapping[str, str]] = {
-    "record": "records",
-    "find": "records",
-    "bulk": "records",
-    "settle": "records",
-    "settle_step": "records",
-    "release": "records",
-    "purge": "tenants",
-    "outbox_change": "outbox",
-}
-"""The page of the navigation to which another page belongs."""
+"""The pages of the navigation, by endpoint. Their addresses begin those of the pages that belong to them."""

@@ -181,10 +181,7 @@ def memory_status(memory: DataLossDetector) -> DataLossReport:
     if DataLoss.FOREIGN.value in losses:
         sentences = _foreign(standing, rules.store_id)
     elif not losses:
-        sentences = (
-            ("A data loss was acknowledged." if standing.since else "It has lost no data."),
-            "",
-        )
+        sentences = "A data loss was acknowledged." if standing.since else "It has lost no data.", ""
     elif rules.after_loss == "run":
         sentences = "It lost data, and unknown keys run: IDEMPOTENCY_AFTER_LOSS is run.", ""
     elif DataLoss.MISSING.value in losses:

@@ -7,7 +7,7 @@ names a command or a setting that mends it. No finding names a key, tenant, pass
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -43,7 +43,12 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The application that the checks look at: its store's parts, None if the store lacks one, and its settings."""
+    """The application that the checks look at: its store's parts, None if the store lacks one, and its settings.
+
+    A subclass adds as properties what takes time to find: `endpoints`, every guarded `Endpoint`, once for each policy of its
+    methods; `intervals`, the seconds between two runs of each task that has work here, without the heartbeat; and `ran`, the
+    seconds that a request of each endpoint is known to have run at least.
+    """
 
     health: Health | None
     task_log: TaskLog | None
@@ -64,21 +69,6 @@ class Target:
     lenient: bool
     """Debug mode or tests."""
     journals: Journals | None = None
-
-    @property
-    def ran(self) -> Mapping[str, float]:
-        """Seconds that a request of each endpoint is known to have run at least: the longest of the last days."""
-        return {}
-
-    @property
-    def endpoints(self) -> Sequence[Endpoint]:
-        """Every guarded endpoint, once for each policy of its methods."""
-        raise NotImplementedError
-
-    @property
-    def intervals(self) -> Mapping[str, float]:
-        """Seconds between two runs of each task that has work here, without the heartbeat."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +153,7 @@ class DoctorReport:
 REACHABLE: Final = "store"
 """The first check. If the store does not answer, `examine` skips the checks that ask it."""
 
-_WORST_FIRST: Final = (Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE)
+_WORST_FIRST: Final = tuple(reversed(Verdict))
 _REPORT_IT: Final = "Report it: a check of `flask idempotency doctor` must not."
 _AGAIN: Final = "Run `flask idempotency doctor` again when the store answers."
 _DO_IT: Final = "Do what this says, and run `flask idempotency doctor` again."
