@@ -209,13 +209,14 @@ def init(is_new: bool, word: AuditNote) -> Output:
     """
     memory = _memory()
     risk = _RISK_OF_INIT.format(store_id=clean(memory.rules.store_id))
-    done = admin.initialise(memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new))
-    if done.created:
-        publish(StoreInitialised("", "", **asdict(word), store_id=done.store_id))
-    head = f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}."
-    named = memory.rules.store_id is not None
-    found = {"store_id": done.store_id, "new": done.created, "named": named}
-    return Output(found, [head, *_name_it(memory, done.store_id)])
+    store_id, created = admin.initialise(
+        memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new)
+    )
+    if created:
+        publish(StoreInitialised("", "", **asdict(word), store_id=store_id))
+    head = f"{'Made ready' if created else 'It was ready before'}: this Redis is {clean(store_id)}."
+    found = {"store_id": store_id, "new": created, "named": memory.rules.store_id is not None}
+    return Output(found, [head, *_name_it(memory, store_id)])
 
 
 def _name_it(memory: DataLossDetector, store_id: str | None) -> list[str]:
@@ -278,8 +279,7 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
             publish(DataLossAcknowledged("", "", **asdict(word), forced=forced, parts=parts, finished=finished))
     store_id = before.standing.store_id or admin.memory_status(memory).standing.store_id
     head = "Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run."
-    named = memory.rules.store_id is not None
-    found = {"acknowledged": dict(lost), "store_id": store_id, "named": named}
+    found = {"acknowledged": dict(lost), "store_id": store_id, "named": memory.rules.store_id is not None}
     return Output(found, [head, *_name_it(memory, store_id)])
 
 

@@ -183,7 +183,7 @@ class Attempts:
     """Counts what each operator tried in the last hour, in this process."""
 
     def __init__(self, *, most: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
+        self.most = most
         self._monotonic = monotonic
         self._lock = Lock()
         self._taken: deque[tuple[float, str]] = deque(maxlen=MOST_ATTEMPTS)
@@ -193,7 +193,7 @@ class Attempts:
         now = self._monotonic()
         with self._lock:
             times = [at for at, who in self._taken if who == name and at > now - HOUR_SECONDS]
-            if len(times) >= self._most:
+            if len(times) >= self.most:
                 return times[0] + HOUR_SECONDS - now
             self._taken.append((now, name))
             return None

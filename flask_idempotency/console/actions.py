@@ -256,16 +256,16 @@ def reason_of(fields: Mapping[str, str]) -> str:
 
 def counted(visit: Visit, reason: str) -> AuditNote:
     """Count a change that the operator confirmed, and return the note about it. Stop one too many."""
-    actor, most, audit = visit.who.name, visit.mounted.changes_per_hour, operator.built().audit
-    wait = visit.mounted.attempts.take(actor)
-    if wait is None and audit is not None and audit.count(actor, seconds=HOUR_SECONDS) >= most:
+    actor, attempts, audit = visit.who.name, visit.mounted.attempts, operator.built().audit
+    wait = attempts.take(actor)
+    if wait is None and audit is not None and audit.count(actor, seconds=HOUR_SECONDS) >= attempts.most:
         wait = HOUR_SECONDS  # made by other processes too, and the trail does not say when
     if wait is not None:
         raise Stopped(
             429,
             "Too many changes",
-            f"An operator may make {most} changes an hour. Nothing was changed. Many records with one cause need a resolver, "
-            "or `flask idempotency resolve` in a script.",
+            f"An operator may make {attempts.most} changes an hour. Nothing was changed. Many records with one cause need a "
+            "resolver, or `flask idempotency resolve` in a script.",
             headers={"Retry-After": str(ceil(wait))},
         )
     return AuditNote(actor, reason)
@@ -289,22 +289,22 @@ def _opened(
 
     `part` returns what of the record the form is about. Raises `Refused` for a record that is not to be settled.
     """
-    seen = visit.find(handle)
-    if seen.found is None or seen.view is None:
+    key, found, view = visit.find(handle)
+    if found is None or view is None:
         audit = operator.built().audit
-        if request.method == "POST" and audit is not None and audit.entries(seen.key, limit=1):
-            raise _changed(visit, seen.key, None)
+        if request.method == "POST" and audit is not None and audit.entries(key, limit=1):
+            raise _changed(visit, key, None)
         raise visit.not_found()
-    visit.admit_to(action, seen.found, seen.view)
-    fields, case = posted(visit), case_of(visit, seen.found)
+    visit.admit_to(action, found, view)
+    fields, case = posted(visit), case_of(visit, found)
     if fields is not None and not is_version(fields.get("version", ""), case, part=part(case.first)):
-        raise _changed(visit, case.first.key, seen.view)
+        raise _changed(visit, case.first.key, view)
     if action == "settle":
-        if seen.view.paused:
+        if view.paused:
             raise Refused(operator.PAUSED)
         records.check_quarantined(case)
     operator.check_cache(case)
-    return seen.view, case, fields
+    return view, case, fields
 
 
 def is_version(sent: str, case: Case, *, part: bytes = b"") -> bool:
@@ -426,6 +426,6 @@ def _consequence(verdict: str, stored: StoredResponse | None, *, message: bool) 
 def _done(visit: Visit, view: RecordView, case: Case, done: ResolveReport, said: str) -> str:
     """Return the page after a change; or stop, if another process was faster."""
     if not done.settled:
-        seen = visit.find(view.handle)
-        raise _changed(visit, case.first.key, seen.view)
+        key, _, now = visit.find(view.handle)
+        raise _changed(visit, key, now)
     return visit.render("done.html", view=view, short=view.handle[:8], said=said, left=done.left)

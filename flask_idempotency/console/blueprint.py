@@ -106,7 +106,6 @@ class Console(Blueprint):
         setup.app.extensions.setdefault(EXTENSION, {})[self] = Mounted(
             authorize=self._authorize,
             any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
-            changes_per_hour=self._changes_per_hour,
             attempts=Attempts(most=self._changes_per_hour),
             tenants=Tenants(),
         )

@@ -6,6 +6,7 @@ the style sheet, in light and dark. Nothing here has a script or a style of its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,7 +16,7 @@ from markupsafe import Markup
 
 from flask_idempotency.engine.activity import EDGES, HOUR, QUARANTINED
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.activity import GROUPS, Point, Summary
+from flask_idempotency.operations.activity import GROUPS, Figures, Point, Summary
 from flask_idempotency.operations.times import format_edge
 
 WIDTH: Final = 520
@@ -178,13 +179,11 @@ def _together(series: Sequence[Point]) -> list[tuple[int, dict[str, int], int]]:
     size = -(-len(series) // MOST_BARS) or 1
     bars = []
     for begin in range(0, len(series), size):
-        some = series[begin : begin + size]
-        groups, marked = dict.fromkeys(GROUPS, 0), 0
-        for point in some:
-            marked += point.figures.of(QUARANTINED)
-            for group, number in point.figures.groups.items():
-                groups[group] += number
-        bars.append((some[0].start, groups, marked))
+        counts = Counter[str]()
+        for point in series[begin : begin + size]:
+            counts.update(point.figures.counts)
+        figures = Figures(counts)
+        bars.append((series[begin].start, figures.groups, figures.of(QUARANTINED)))
     return bars
 
 

@@ -168,12 +168,12 @@ def _chosen(visit: Visit, action: Action, named: Iterable[tuple[str, str | None]
     chosen, refused = list[Chosen](), None
     for handle, version in named:
         try:
-            seen = visit.find(handle)
-            if seen.found is not None and seen.view is not None:
-                visit.admit_to(action, seen.found, seen.view)
-                case = actions.case_of(visit, seen.found)
+            _, found, view = visit.find(handle)
+            if found is not None and view is not None:
+                visit.admit_to(action, found, view)
+                case = actions.case_of(visit, found)
                 version = version or version_of(case, operator.identity().console)
-                chosen.append(Chosen(seen.view, case, visit.operator, version))
+                chosen.append(Chosen(view, case, visit.operator, version))
         except (Stopped, Refused) as error:
             refused = error
     visit.admit()

@@ -295,16 +295,14 @@ def endpoints_of() -> list[str]:
 
 def record(visit: Visit, handle: str) -> str:
     """Show one record; or what became of one that is gone, if the audit trail knows."""
-    seen = visit.find(handle)
-    key = seen.key
+    key, found, view = visit.find(handle)
     audit = operator.built().audit
     entries = [] if audit is None else list(audit.entries(key))
-    if seen.found is None or seen.view is None:
+    if found is None or view is None:
         if not entries:
             raise visit.not_found()
         episodes = browse.timeline(None, Policy(), journal=EMPTY, steps=(), audit=entries)
         return visit.render("gone.html", handle=handle, episodes=episodes, now=None)
-    found, view = seen.found, seen.view
     about = found.record.info
     policy = operator.policy_for(about)
     journal, steps = operator.recorded_of(found)

@@ -144,18 +144,8 @@ class Mounted:
     authorize: Authorize
     any_scheme: bool
     """Whether plain HTTP is accepted, perhaps because this process does not know that its clients use HTTPS."""
-    changes_per_hour: int
     attempts: Attempts
     tenants: Tenants
-
-
-@valueclass(frozen=True, slots=True)
-class Found:
-    """What a handle names. `found` is None if the record is gone, and its operator may know what became of it."""
-
-    key: StorageKey
-    found: SeenRecord | None
-    view: RecordView | None
 
 
 HANDLE: Final = re.compile(r"[a-z2-7]{77}")
@@ -256,8 +246,10 @@ class Visit:
         """Return whether to offer this action, which is about all tenants."""
         return self.everything and access.may(self.mounted.authorize, action, None)
 
-    def find(self, handle: str) -> Found:
-        """Return the record of this handle for the operator who may see it.
+    def find(self, handle: str) -> tuple[StorageKey, SeenRecord | None, RecordView | None]:
+        """Return the key of this handle, and its record and what to show of it for an operator who may see it.
+
+        None: it is gone, and this operator may know what became of it.
 
         A handle that is malformed, one of no record, and one of a record that the operator may not see stop the request
         alike. `authorize` gets the same first question for each.
@@ -268,19 +260,17 @@ class Visit:
         except Refused:
             raise self.not_found() from None
         record = read(key)
-        if record is not None:
-            found = SeenRecord(key, record)
-            view = show_of(found, steps=True)
+        found = None if record is None else SeenRecord(key, record)
+        view = None if found is None else show_of(found, steps=True)
+        if found is not None and view is not None:
             self.operator = self.sees(found, view)
-            seen = Found(key, found, view)
         else:
             tenants = None if general is None else general.tenants
             known = tenants is None or any(key.tid in self._tids_of(tenant) for tenant in tenants)
             self.operator = general if known else None
-            seen = Found(key, None, None)
         if self.operator is None:
             raise self.not_found()
-        return seen
+        return key, found, view
 
     @staticmethod
     def not_found() -> Stopped:

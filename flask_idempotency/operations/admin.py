@@ -164,15 +164,6 @@ class DataLossReport:
         return None if due is None or foreign else max(due - self.standing.now, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Initialised:
-    """A store that is ready."""
-
-    store_id: str
-    created: bool
-    """False: it was ready before."""
-
-
 def memory_status(memory: DataLossDetector) -> DataLossReport:
     """Report whether this store lost data, and what to do."""
     standing, rules = memory.status(), memory.rules
@@ -234,10 +225,11 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
 
 def initialise(
     memory: DataLossDetector, recovery: Recovery | None, *, confirm: Callable[[], object] | None = None
-) -> Initialised:
-    """Initialise a new store. Raises `Refused` for a store that lost data: one in use, or ready before.
+) -> tuple[str, bool]:
+    """Initialise a new store. Return its id, and False if it was ready before.
 
-    It calls `confirm` before it gives an empty store the id in the settings: an emptied store may have had that id.
+    It calls `confirm` before it gives an empty store the id in the settings: an emptied store may have had that id. Raises
+    `Refused` for a store that lost data: one in use, or ready before.
     """
     before = memory.status()
     counts = None if recovery is None or before.store_id is not None else recovery.counts()
@@ -250,7 +242,7 @@ def initialise(
     if confirm and before.store_id is None and not before.emptied and memory.rules.store_id is not None:
         confirm()
     try:
-        return Initialised(memory.initialise(), created=before.store_id is None)
+        return memory.initialise(), before.store_id is None
     except ConfigurationError as error:
         raise Refused(" ".join(error.faults)) from error
 

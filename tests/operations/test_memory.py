@@ -143,7 +143,7 @@ def test_only_who_means_to_go_before_the_time_does(forced: bool) -> None:
 
 @pytest.mark.parametrize(("how", "created"), ((MISSING, True), (FINE, False)))
 def test_a_store_is_made_ready_once(how: DataLossStatus, created: bool) -> None:
-    assert created is initialise(Kept(how), MemoryStore().recovery).created
+    assert created is initialise(Kept(how), MemoryStore().recovery)[1]
 
 
 @pytest.mark.parametrize("records", (Records(in_flight=1), Records(lapsed=1), Records(quarantined=1)))
@@ -157,4 +157,4 @@ def test_a_store_with_claims_in_it_is_not_new(records: Records, monkeypatch: pyt
         initialise(emptied, store.recovery)
 
     assert [] == emptied.asked
-    assert not initialise(Kept(FINE), store.recovery).created
+    assert not initialise(Kept(FINE), store.recovery)[1]
