@@ -19,7 +19,7 @@ from flask_idempotency.cli.context import (
 )
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, clean, facts, say, table
 from flask_idempotency.engine.capabilities import DataLossDetector
-from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.errors import importing
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.engine.store import RoleSchema, Schema
 from flask_idempotency.operations import admin
@@ -121,14 +121,9 @@ def generate(kid: str | None) -> None:
       $ flask idempotency keys generate --kid 2026-11
     """
     with exit_on_error():
-        try:
+        missing = "The cryptography package is not installed: pip install 'flask-idempotency[crypto]'."
+        with importing("cryptography", otherwise=missing):
             from flask_idempotency.codec.key_sources import generate as made
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "cryptography":
-                raise
-            raise IdempotencyError(
-                "The cryptography package is not installed: pip install 'flask-idempotency[crypto]'."
-            ) from error
         line = made(kid)
     say(line)
 

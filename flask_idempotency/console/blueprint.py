@@ -35,6 +35,19 @@ CHANGES_PER_HOUR: Final = 30
 YEAR_SECONDS: Final = 365 * 86400
 
 
+def send_file(visit: Visit, name: str) -> Response:
+    """Send a file of the console. A browser keeps the version that a page names."""
+    if name not in MEDIA_TYPES:
+        raise Stopped(404, "There is no such file", "The console has three: console.css, console.js and icon.svg.")
+    content, digest = static_file(name)
+    response = ConsoleResponse(content, mimetype=MEDIA_TYPES[name])
+    response.set_etag(digest)
+    fresh = request.args.get("v") == digest
+    response.cached = f"private, max-age={YEAR_SECONDS}, immutable" if fresh else "no-cache"
+    response.make_conditional(request)
+    return response
+
+
 class Console(Blueprint):
     """A console for operators: it shows what the application's keys do, and settles those whose outcome is unknown.
 
@@ -95,7 +108,8 @@ class Console(Blueprint):
             ("/health", pages.health, ["GET"]),
         ):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)
-        self.add_url_rule("/static/<name>", "static_file", self._static, provide_automatic_options=False)
+        file = self._served(send_file, needs_store=False)
+        self.add_url_rule("/static/<name>", "static_file", file, provide_automatic_options=False)
         unknown = self._served(pages.unknown)
         for path, methods in (("/<path:rest>", ["GET", "POST"]), ("/", ["POST"])):
             self.add_url_rule(path, "unknown", unknown, methods=methods, provide_automatic_options=False)
@@ -110,7 +124,7 @@ class Console(Blueprint):
             tenants=Tenants(),
         )
 
-    def _served(self, page: Callable[..., Any]) -> Callable[..., Response]:
+    def _served(self, page: Callable[..., Any], *, needs_store: bool = True) -> Callable[..., Response]:
         """Return a view that runs this page for an operator, and answers what stops it with a page that says why."""
 
         @wraps(page)
@@ -118,7 +132,8 @@ class Console(Blueprint):
             visit = Visit(current_app.extensions[EXTENSION][self])
             try:
                 self._check_transport(visit)
-                visit.check_application()
+                if needs_store:
+                    visit.check_application()
                 return visit.respond(page(visit, **arguments))
             except Stopped as stopped:
                 stop = stopped
@@ -146,23 +161,6 @@ class Console(Blueprint):
         # A form of the console claims no key, whatever the application requires of its views.
         setattr(view, MARK, Mark(exempt=True))
         return view
-
-    def _static(self, name: str) -> Response:
-        visit = Visit(current_app.extensions[EXTENSION][self])
-        try:
-            self._check_transport(visit)
-            if name not in MEDIA_TYPES:
-                three = "The console has three: console.css, console.js and icon.svg."
-                raise Stopped(404, "There is no such file", three)
-        except Stopped as stopped:
-            return visit.stopped(stopped)
-        content, digest = static_file(name)
-        response = ConsoleResponse(content, mimetype=MEDIA_TYPES[name])
-        response.set_etag(digest)
-        fresh = request.args.get("v") == digest
-        response.cached = f"private, max-age={YEAR_SECONDS}, immutable" if fresh else "no-cache"
-        response.make_conditional(request)
-        return response
 
     def _check_transport(self, visit: Visit) -> None:
         visit.transported = request.is_secure or self._allow_http or current_app.debug or current_app.testing

@@ -102,6 +102,16 @@ class Figures:
         )
 
     @property
+    def outcomes(self) -> dict[str, int]:
+        """What became of them when they came, also with 0."""
+        return {outcome: self.of(outcome) for outcome in names.OUTCOMES}
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """How claims ended, also with 0. `not-kept` is a part of `completed`."""
+        return {ending: self.of(ending) for ending in (*names.ENDINGS, names.NOT_KEPT)}
+
+    @property
     def groups(self) -> dict[str, int]:
         """What became of the requests when they came: see `GROUPS`. They add up to `requests`."""
         return {group: self.of(*counters) for group, counters in GROUPS.items()}
@@ -205,9 +215,8 @@ def as_object(figures: Figures) -> dict[str, object]:
     return {
         "requests": figures.requests,
         "observed": figures.observed,
-        # What became of the requests when they came, and how claims ended: also with 0. `not-kept` is a part of `completed`.
-        "outcomes": {outcome: figures.of(outcome) for outcome in names.OUTCOMES},
-        "endings": {ending: figures.of(ending) for ending in (*names.ENDINGS, names.NOT_KEPT)},
+        "outcomes": figures.outcomes,
+        "endings": figures.endings,
         "times": times_object(figures),
     }
 

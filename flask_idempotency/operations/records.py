@@ -60,13 +60,9 @@ def condition(record: Record) -> Condition:
 
 
 def _condition(state: State, *, over: bool) -> Condition:
-    match state:
-        case State.QUARANTINED:
-            return Condition.QUARANTINED
-        case State.COMPLETED:
-            return Condition.COMPLETED
-        case State.PROCESSING:
-            return Condition.LEASE_EXPIRED if over else Condition.IN_FLIGHT
+    if state is State.PROCESSING:
+        return Condition.LEASE_EXPIRED if over else Condition.IN_FLIGHT
+    return Condition(state.value)
 
 
 @valueclass(frozen=True, slots=True)
