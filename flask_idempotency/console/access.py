@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from flask import Request, current_app
 from werkzeug.exceptions import HTTPException, Unauthorized
@@ -133,14 +132,11 @@ def check_origin(request: Request, *, any_scheme: bool) -> None:
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site != "same-origin":
         raise Stopped(403, "This form came from another site", "Nothing was changed. Open the console and start there.")
-    origin, own = request.headers.get("Origin"), urlsplit(request.host_url)
+    origin = request.headers.get("Origin")
     if origin is None:
         return
-    try:
-        sent = urlsplit(origin)
-    except ValueError:
-        sent = urlsplit("")
-    if sent.netloc.lower() != own.netloc.lower() or not (any_scheme or sent.scheme == own.scheme):
+    scheme, _, host = origin.partition("://")
+    if host.lower() != request.host.lower() or not (any_scheme or scheme == request.scheme):
         raise Stopped(
             403,
             "This form came from another site",

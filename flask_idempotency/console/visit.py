@@ -70,8 +70,7 @@ class ConsoleResponse(Response):
 
     def get_wsgi_headers(self, environ: Any) -> Any:
         headers = super().get_wsgi_headers(environ)
-        for name, value in HEADERS.items():
-            headers[name] = value
+        headers.update(HEADERS)
         headers["Cache-Control"] = self.cached
         # Such as those of Flask-CORS, which may let any site read what the operator's browser may.
         for name in [name for name in headers.keys() if name.lower().startswith("access-control-")]:  # noqa: SIM118
