@@ -5,7 +5,6 @@ from __future__ import annotations
 import pymysql
 import pytest
 
-from tests.lab import galera as laboratory
 from tests.lab.galera import GaleraCluster, GaleraNode
 
 
@@ -38,15 +37,3 @@ def test_a_killed_node_and_one_that_was_cut_off_have_what_the_others_have_commit
         galera.mend()
 
         assert [[1, 2, 4]] * 3 == [rows_at(node, name) for node in galera.nodes]
-
-
-def test_without_its_library_a_test_is_skipped_and_fails_where_all_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laboratory, "library", lambda: None)
-    for name in ("CI", "REQUIRE_SERVICES"):
-        monkeypatch.delenv(name, raising=False)
-
-    with pytest.raises(pytest.skip.Exception, match=r"Galera\. Install"):
-        laboratory.require_galera()
-    monkeypatch.setenv("REQUIRE_SERVICES", "1")
-    with pytest.raises(pytest.fail.Exception, match=r"Galera\. Install"):
-        laboratory.require_galera()

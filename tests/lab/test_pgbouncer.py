@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psycopg
-import pytest
 
-from tests.lab import pgbouncer as poolers
-from tests.lab.pgbouncer import PgBouncer, StartPgBouncer, require_pgbouncer
+from tests.lab.pgbouncer import PgBouncer, StartPgBouncer
 from tests.lab.postgres import PostgresServer
-from tests.tooling.processes import gone
 
 
 def backends(bouncer: PgBouncer) -> list[object]:
@@ -37,21 +32,3 @@ def test_session_pooling_gives_each_client_its_own(
     one, other = backends(start_pgbouncer(postgres_server, pool_mode="session"))
 
     assert one != other
-
-
-def test_nothing_is_left_of_a_stopped_bouncer(start_pgbouncer: StartPgBouncer, postgres_server: PostgresServer) -> None:
-    """Neither a process nor a folder."""
-    bouncer = start_pgbouncer(postgres_server)
-
-    bouncer.stop()
-
-    assert (gone(bouncer.pid), bouncer.folder.exists()) == (True, False)
-
-
-def test_a_missing_bouncer_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a laptop may lack, CI may not."""
-    monkeypatch.setenv("CI", "1")
-    monkeypatch.setattr(poolers, "PROGRAM", Path("/nowhere/pgbouncer"))
-
-    with pytest.raises(pytest.fail.Exception, match="missing service: PgBouncer"):
-        require_pgbouncer()

@@ -6,7 +6,6 @@ import os
 import select
 import shutil
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from example_app.demo.servers import ServerFailed
 from tests.lab import postgres
@@ -34,59 +32,6 @@ def ask(server: PostgresServer, question: str, *, database: str = "postgres") ->
 
 def processes(server: PostgresServer) -> list[int]:
     return [server.pid, *postgres._children(server.pid)]
-
-
-def test_the_address_is_one_for_sqlalchemy(postgres_url: str) -> None:
-    """The database is there as soon as the test begins, and empty."""
-    engine = sa.create_engine(postgres_url)
-
-    assert sa.inspect(engine).get_table_names() == []
-    engine.dispose()
-
-
-def test_a_server_answers_on_its_socket_too(postgres_server: PostgresServer) -> None:
-    """A client without a network reaches it through its folder."""
-    engine = sa.create_engine(postgres_server.unix_url("postgres"))
-    with engine.connect() as connection:
-        client = connection.scalar(sa.text("SELECT inet_client_addr()"))
-
-    assert client is None
-    engine.dispose()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), (("synchronous_commit", "on"), ("max_prepared_transactions", "0"), ("max_connections", "300"))
-)
-def test_a_server_is_set_up_as_the_store_wants_it(postgres_server: PostgresServer, setting: str, value: str) -> None:
-    """The store refuses servers that confirm a commit before it is one."""
-    assert ask(postgres_server, f"SHOW {setting}") == value
-
-
-def test_a_server_has_its_own_arguments_and_data(
-    start_postgres: StartPostgres, postgres_server: PostgresServer
-) -> None:
-    """Beside another, it may have the setting that the store must refuse. Its databases can be copied."""
-    server = start_postgres("-c", "synchronous_commit=off")
-    server.create_database("original")
-    with psycopg.connect(server.conninfo("original")) as connection:
-        connection.execute("CREATE TABLE t AS SELECT 7 AS x")
-
-    server.create_database("copy", template="original")
-
-    assert ask(server, "SHOW synchronous_commit") == "off"
-    assert ask(server, "SELECT x FROM t", database="copy") == 7
-    assert "original" not in str(ask(postgres_server, "SELECT array_agg(datname) FROM pg_database"))
-
-
-def test_a_database_goes_even_with_somebody_in_it(postgres_server: PostgresServer) -> None:
-    """A connection that a failed test left open does not fail the next one."""
-    with postgres_server.database() as name:
-        connection = psycopg.connect(postgres_server.conninfo(name))
-
-    databases = ask(postgres_server, "SELECT array_agg(datname) FROM pg_database")
-
-    connection.close()
-    assert name not in str(databases)
 
 
 def test_a_killed_server_remembers_every_commit(start_postgres: StartPostgres) -> None:
@@ -150,11 +95,6 @@ def assert_nothing_is_left(server: PostgresServer, segment: str) -> None:
     assert (server.folder.exists(), segment in segments) == (False, False)
 
 
-def test_the_folder_is_closed_to_others(postgres_server: PostgresServer) -> None:
-    """Only the server's own user and root reach its socket and its data."""
-    assert stat.S_IMODE(postgres_server.folder.stat().st_mode) == 0o700
-
-
 def test_a_server_never_runs_as_root(postgres_server: PostgresServer) -> None:
     """PostgreSQL refuses root, so whoever tests as root gets a server of somebody with no rights at all."""
     owner = (Path("/proc") / str(postgres_server.pid)).stat().st_uid
@@ -189,15 +129,6 @@ def test_a_server_dies_with_the_process_that_started_it(postgres_server: Postgre
     # SIGKILL left no chance to tidy up.
     postgres.remove_segment(Path(folder))
     shutil.rmtree(folder)
-
-
-def test_a_missing_server_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A skip in CI would be a test that nobody ever runs."""
-    monkeypatch.setenv("CI", "1")
-    monkeypatch.setattr(postgres, "installation", lambda: None)
-
-    with pytest.raises(pytest.fail.Exception, match="missing service: PostgreSQL"):
-        postgres_installation()
 
 
 def test_the_package_is_not_imported() -> None:

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from example_app.demo.servers import RedisServer, ServerFailed, server_programs
+from example_app.demo.servers import server_programs
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis, connect
 from tests.lab.tls import TlsFront, make_certificate
 from tests.tooling.processes import gone
-
-NEVER_STARTS = "#!/bin/sh\necho cannot load my libraries\nexit 1\n"
 
 
 def test_a_paused_server_is_silent_and_can_still_be_stopped(start_redis: StartRedis) -> None:
@@ -42,16 +40,6 @@ def test_the_folder_is_private_and_goes_with_the_server(start_redis: StartRedis)
     server.stop()
 
     assert (mode, server.folder.exists()) == (0o700, False)
-
-
-def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
-    """The reason is in the message: the log goes with the folder."""
-    program = tmp_path / "redis-server"
-    program.write_text(NEVER_STARTS)
-    program.chmod(0o755)
-
-    with pytest.raises(ServerFailed, match="cannot load my libraries"):
-        RedisServer(program)
 
 
 OWNER = """
