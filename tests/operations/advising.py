@@ -24,6 +24,7 @@ SPEAKERS: Final = (
     "stores.sql.admin.health",
     "stores.tiered",
     "web.doctor",
+    "web.unreached",
 )
 """The modules that advise. A test looks for `Finding`s and `Suggestion`s in every other one."""
 
@@ -31,6 +32,7 @@ ELSEWHERE: Final = frozenset(
     {
         "status.remedy",  # `operations.admin`, whose sentences are read there
         "each.remedy",  # `operations.identity`, the same
+        "cure",  # `web.unreached`, the same
         "error.remedy or _REACH",  # a key service's own: see `codec.key_services`
         "f'{_counted(number, what)} {reason}'",  # each reason is read where it stands
         "remedy",  # of `schema_check`, `Run flask idempotency db upgrade` or a statement of the database
@@ -75,6 +77,8 @@ class Speaker:
             case ast.Tuple(elts=[ast.Starred(value=ast.Tuple()), reason]):  # the counted ones of a report
                 return reason
             case ast.Tuple(elts=[verdict, _, remedy]) if "Verdict" in ast.dump(verdict):
+                return remedy
+            case ast.Yield(value=ast.Tuple(elts=[ast.Constant(value=bool()), _, remedy])):
                 return remedy
             case ast.Return(value=ast.Tuple(elts=[_, ast.Name() | ast.JoinedStr() | ast.Constant() as remedy])):
                 return remedy if self._returned else None
