@@ -351,15 +351,7 @@ class Hooks:
         """Tells clients what became of their keys. Made for the first that asks."""
         from flask_idempotency.web.key_status import KeyStatusView  # for applications with a status view
 
-        return KeyStatusView(
-            self._app,
-            engine=self._built.engine,
-            identities=self._guard.identities,
-            settings=self._settings,
-            callbacks=self._callbacks,
-            policies=self._policies,
-            problem=self._guard.replies.build,
-        )
+        return KeyStatusView(self._guard, self._policies)
 
     @property
     def observer(self) -> Observer:

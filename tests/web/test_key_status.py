@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, cast
@@ -972,7 +972,12 @@ def test_what_another_caller_does_under_a_shared_former_name_shows_in_nothing(mo
 
     slots: list[Any] = []
     waiters = world.app.extensions["idempotency"].engine._deps.waiters
-    monkeypatch.setattr(waiters, "_take_slot", lambda key, **_: slots.append(key))
+
+    def full(key: Any, *_: Any, **kind: Any) -> Any:
+        slots.append(key)
+        return nullcontext()
+
+    monkeypatch.setattr(waiters, "slot", full)
     worker = threading.Thread(target=lambda: world.post("/slow", headers={"X-User": "bob"}))
     worker.start()
     assert begun.wait(60)
@@ -1252,14 +1257,14 @@ def test_it_waits_for_the_response_and_says_so() -> None:
         assert go_on.wait(60)
         return "done"
 
-    slot = world.app.extensions["idempotency"].engine._deps.waiters
-    taken = slot._take_slot
+    waiters = world.app.extensions["idempotency"].engine._deps.waiters
+    taken = waiters.slot
 
-    def take(key: Any, **kind: Any) -> Any:
+    def take(*keys: Any, **kind: Any) -> Any:
         go_on.set()
-        return taken(key, **kind)
+        return taken(*keys, **kind)
 
-    slot._take_slot = take
+    waiters.slot = take
     worker = threading.Thread(target=lambda: world.post("/slow"))
     worker.start()
     assert begun.wait(60)
@@ -1314,7 +1319,7 @@ def test_clients_that_ask_leave_a_slot_for_a_duplicate(prefer: dict[str, str], m
     world = shop(in_flight="wait", wait=60.0, max_waiters=2)
     waiters = world.app.extensions["idempotency"].engine._deps.waiters
     begun, seated, go_on = threading.Event(), threading.Semaphore(0), threading.Event()
-    taken, seats = waiters._take_slot, []
+    taken, seats = waiters.slot, []
 
     @world.view("/slow")
     def slow() -> str:
@@ -1322,12 +1327,14 @@ def test_clients_that_ask_leave_a_slot_for_a_duplicate(prefer: dict[str, str], m
         assert go_on.wait(60)
         return "done"
 
-    def take(key: Any, **kind: Any) -> Any:
-        seats.append((kind.get("status", False), (seat := taken(key, **kind)) is not None))
-        seated.release()
-        return seat
+    @contextmanager
+    def take(*keys: Any, **kind: Any) -> Iterator[Any]:
+        with taken(*keys, **kind) as seat:
+            seats.append((kind.get("status", False), seat is not None))
+            seated.release()
+            yield seat
 
-    monkeypatch.setattr(waiters, "_take_slot", take)
+    monkeypatch.setattr(waiters, "slot", take)
     found: list[Any] = []
     asked = {"method": "POST", "path": "/slow"}
 
