@@ -18,17 +18,8 @@ from typing import IO, Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from flask_idempotency.client import errors
 from flask_idempotency.client.delivery import METHODS
-from flask_idempotency.client.errors import (
-    CarriedOut,
-    ClientError,
-    KeyExpired,
-    KeyReused,
-    LedgerError,
-    NotCarriedOut,
-    NotSent,
-    Unsettled,
-)
 from flask_idempotency.client.intents import Intent, Intents
 from flask_idempotency.client.ledger import Ledger
 from flask_idempotency.client.retries import Retries
@@ -40,12 +31,12 @@ NO_LEDGER: Final = 8
 SAME_AGAIN: Final = 9
 NOT_WRITTEN: Final = 10
 EXIT_CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
-    (NotCarriedOut, 3),
-    (KeyExpired, 7),
-    (Unsettled, IN_DOUBT),
-    (CarriedOut, 5),
-    (KeyReused, 6),
-    (LedgerError, NO_LEDGER),
+    (errors.NotCarriedOut, 3),
+    (errors.KeyExpired, 7),
+    (errors.Unsettled, IN_DOUBT),
+    (errors.CarriedOut, 5),
+    (errors.KeyReused, 6),
+    (errors.LedgerError, NO_LEDGER),
 )
 """The first class that fits decides."""
 
@@ -101,11 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if send is not None:
             return send()
         return _show_unsettled(ledger) if chosen.unsettled else _forget(ledger, chosen.forget)
-    except (ClientError, LedgerError) as error:
+    except (errors.ClientError, errors.LedgerError) as error:
         _tell(f"{type(error).__name__}: {error}")
-        if isinstance(error, NotSent):
+        if isinstance(error, errors.NotSent):
             _tell(f"The cause: {_cause(error, chosen.url, _proxy(chosen.proxy, chosen.url) or '')}")
-        if isinstance(error, ClientError) and error.status_url is not None:
+        if isinstance(error, errors.ClientError) and error.status_url is not None:
             _tell(f"The service shows what became of it at {error.status_url}")
         return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
@@ -165,7 +156,7 @@ def _ledger(chosen: argparse.Namespace) -> Ledger:
     except (OSError, RuntimeError) as error:
         # RuntimeError: the user has no home.
         reason = error.strerror if isinstance(error, OSError) else error
-        raise LedgerError(f"The folder of the ledger cannot be used ({reason}). Give --ledger FILE.") from error
+        raise errors.LedgerError(f"The folder of the ledger cannot be used ({reason}). Give --ledger FILE.") from error
 
 
 def _prepared(ledger: Ledger, chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> Callable[[], int]:
@@ -217,7 +208,7 @@ def _prepared(ledger: Ledger, chosen: argparse.Namespace, parser: argparse.Argum
 def _outcome(ledger: Ledger, intent: Intent, status: int, *, paused: bool) -> tuple[int, str]:
     """Return the exit code after a response, and what the user may do. The ledger decides, because the next run reads it."""
     state = None
-    with suppress(LedgerError):
+    with suppress(errors.LedgerError):
         entry = ledger.find(intent.name or "")
         state = None if entry is None or (entry.state == "sent" and entry.doubt) else entry.state
     if paused:
@@ -288,7 +279,7 @@ def _printable(text: str, encoding: str | None) -> str:
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _cause(error: NotSent, url: str, proxy: str = "") -> str:
+def _cause(error: errors.NotSent, url: str, proxy: str = "") -> str:
     """Return class and text of what went wrong, and leave the text out if it has a secret."""
     cause = error.__cause__
     text = str(cause)

@@ -15,19 +15,7 @@ from traceback import walk_tb
 from typing import Any, Final, NoReturn, Self
 from weakref import WeakValueDictionary
 
-from flask_idempotency.client.errors import (
-    AnswerErased,
-    AnswerExpired,
-    AnswerNotKept,
-    ClientError,
-    InFlight,
-    KeyReused,
-    KeyVoided,
-    NotCarriedOut,
-    NotSent,
-    OutcomeUnknown,
-    Refused,
-)
+from flask_idempotency.client import errors
 from flask_idempotency.client.intents import Intent, current_intent, in_thread, new_key, taken_intent
 from flask_idempotency.client.ledger import Begun, State
 from flask_idempotency.client.responses import UNDONE, Fields, Reading, Verdict, read
@@ -44,13 +32,13 @@ CHALLENGES: Final = UNDONE - {307, 308, 425, 429}
 
 _log = logging.getLogger("flask_idempotency.client")
 
-_ENDINGS: Final[Mapping[Verdict, tuple[State | None, type[ClientError], str]]] = {
-    Verdict.NOT_KEPT: ("done", AnswerNotKept, "The service has no response to send."),
-    Verdict.ERASED: ("done", AnswerErased, "The service has no response to send."),
-    Verdict.EXPIRED: ("done", AnswerExpired, "The service no longer keeps the response."),
-    Verdict.VOIDED: ("voided", KeyVoided, "The key was voided."),
-    Verdict.KEY_REUSED: (None, KeyReused, "The service knows the key with another request."),
-    Verdict.IN_FLIGHT: (None, InFlight, "An earlier attempt still runs."),
+_ENDINGS: Final[Mapping[Verdict, tuple[State | None, type[errors.ClientError], str]]] = {
+    Verdict.NOT_KEPT: ("done", errors.AnswerNotKept, "The service has no response to send."),
+    Verdict.ERASED: ("done", errors.AnswerErased, "The service has no response to send."),
+    Verdict.EXPIRED: ("done", errors.AnswerExpired, "The service no longer keeps the response."),
+    Verdict.VOIDED: ("voided", errors.KeyVoided, "The key was voided."),
+    Verdict.KEY_REUSED: (None, errors.KeyReused, "The service knows the key with another request."),
+    Verdict.IN_FLIGHT: (None, errors.InFlight, "An earlier attempt still runs."),
 }
 """What a response with this verdict makes of the intent, and how it ends the call."""
 
@@ -90,7 +78,7 @@ def raised_in(error: BaseException, *functions: str) -> bool:
     return any(frame.f_code.co_name in functions for frame in frames)
 
 
-def may_be_answered(error: ClientError) -> bool:
+def may_be_answered(error: errors.ClientError) -> bool:
     """Return whether the client's authentication flow gets the response of this error first, and may go on.
 
     A transport then returns the response to the flow, and raises the error once the flow has ended with it.
@@ -132,9 +120,9 @@ class Rules:
             return Delivery(self, None, own_key)
         return Delivery(self, None, new_key()) if self.automatic else None
 
-    def challenged(self, error: ClientError, response: Any) -> None:
+    def challenged(self, error: errors.ClientError, response: Any) -> None:
         """Note that an authentication flow gets this response, and that the outcome under its key is not known yet."""
-        if not isinstance(error, NotCarriedOut):
+        if not isinstance(error, errors.NotCarriedOut):
             # The flow holds the response while it goes on.
             self._challenged[error.key] = response
 
@@ -167,7 +155,6 @@ class Delivery:
         self._deadline = 0.0
         self._last: Reading | None = None
         self._state: State | None = None
-        self._open = False
         self._noted = True
         self._token: Token[Delivery | None] | None = None
 
@@ -198,7 +185,6 @@ class Delivery:
             if self._doubt:
                 # Past that time the service may have forgotten the key, and would carry the request out again.
                 self._deadline = min(self._deadline, self._timing.monotonic() + self._intent.seconds_kept(self._begun))
-        self._open = True
 
     def failed(self, error: Exception, *, sent: bool, again: bool = True) -> float:
         """Return the seconds to wait before the next attempt, after one that brought no whole response.
@@ -218,10 +204,10 @@ class Delivery:
         self._observe(error, wait)
         if wait is None:
             if self._doubt:
-                self._end(OutcomeUnknown, "No response settles the request.", cause=error)
+                self._end(errors.OutcomeUnknown, "No response settles the request.", cause=error)
             self._state = "new"
             reason = "The connection could not be opened." if again else "The request cannot be sent as it is."
-            self._end(NotSent, reason, cause=error)
+            self._end(errors.NotSent, reason, cause=error)
         return wait
 
     def received(self, status: int, fields: Fields, body: bytes, response: Any, *, url: str = "") -> float | None:
@@ -268,8 +254,7 @@ class Delivery:
         self._confirm(error)
 
     def _finish(self) -> None:
-        if self._open and self._intent is not None and self._begun is not None:
-            self._open = False
+        if self._intent is not None and self._begun is not None:
             reading = self._last
             self._noted = self._intent.end(
                 self._begun,
@@ -284,9 +269,9 @@ class Delivery:
 
         Another thread or process may have sent the key since, and then its request may be carried out.
         """
-        if isinstance(error, NotCarriedOut) and not isinstance(error, KeyVoided) and not self._noted:
+        if isinstance(error, errors.NotCarriedOut) and not isinstance(error, errors.KeyVoided) and not self._noted:
             self._state = None
-            self._end(OutcomeUnknown, "Another call has sent the key too.", error.response, cause=error)
+            self._end(errors.OutcomeUnknown, "Another call has sent the key too.", error.response, cause=error)
 
     def _next(self, retry_after: float | None, *, cost: int, counts: bool = True) -> float | None:
         """Return how long to wait for the next attempt, or None if there is none."""
@@ -305,7 +290,9 @@ class Delivery:
             case Verdict.RETURN:
                 if self._doubt and not reading.replayed and 400 <= reading.status < 500 and not reading.kept:
                     self._end(
-                        OutcomeUnknown, f"The service answered {reading.status}, which settles nothing.", response
+                        errors.OutcomeUnknown,
+                        f"The service answered {reading.status}, which settles nothing.",
+                        response,
                     )
                 self._rules.budget.refund(self._spent or 1)
                 # The caller gets this response. It settles the intent if the service keeps it.
@@ -324,12 +311,12 @@ class Delivery:
                 self._end(kind, reason, response)
             case Verdict.REFUSED | Verdict.RETRY_UNDONE if not self._doubt:
                 self._state = "refused"
-                self._end(Refused, f"The service refused the request with {reading.status}.", response)
+                self._end(errors.Refused, f"The service refused the request with {reading.status}.", response)
             case _:
-                self._end(OutcomeUnknown, "No response settles the request.", response)
+                self._end(errors.OutcomeUnknown, "No response settles the request.", response)
 
     def _end(
-        self, ending: type[ClientError], reason: str, response: Any = None, *, cause: Exception | None = None
+        self, ending: type[errors.ClientError], reason: str, response: Any = None, *, cause: Exception | None = None
     ) -> NoReturn:
         reading = self._last
         raise ending(

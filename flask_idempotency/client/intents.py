@@ -19,16 +19,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from flask_idempotency.client.errors import (
-    ClientError,
-    InFlight,
-    IntentOver,
-    KeyExpired,
-    KeyReused,
-    KeyVoided,
-    LedgerError,
-    OutcomeUnknown,
-)
+from flask_idempotency.client import errors
 from flask_idempotency.client.ledger import Begun, Entry, Ledger, State, differs
 from flask_idempotency.client.responses import read
 
@@ -275,7 +266,7 @@ class Intent:
         self._adopt(begun.entry)
         self._refuse_expired(begun.before)
         if differs(begun.before, content):
-            raise KeyReused(
+            raise errors.KeyReused(
                 "This intent sent a request with another method, media type or body.", key=self._key, intent=self.name
             )
         return begun
@@ -304,12 +295,12 @@ class Intent:
         taken, token = _taken.pop(begun.entry.key, None), _current.set(None)
         try:
             yield
-        except (InFlight, OutcomeUnknown):
+        except (errors.InFlight, errors.OutcomeUnknown):
             raise
-        except ClientError as error:
+        except errors.ClientError as error:
             # Such as `NotSent`: the DELETE was not sent, and the request may have been.
             facts = {"key": begun.entry.key, "intent": self.name, "code": error.code, "response": error.response}
-            raise OutcomeUnknown("The key was not voided.", **facts) from error
+            raise errors.OutcomeUnknown("The key was not voided.", **facts) from error
         finally:
             _reset(token)
             if taken is not None:
@@ -341,7 +332,7 @@ class Intent:
                 if stands or ending == "done":
                     return ending
                 reason = "The key was voided, and the ledger has another one under this name."
-        raise (InFlight if reading.code == "in-flight" else OutcomeUnknown)(
+        raise (errors.InFlight if reading.code == "in-flight" else errors.OutcomeUnknown)(
             reason,
             key=begun.entry.key,
             intent=self.name,
@@ -377,7 +368,7 @@ class Intent:
     def _settle(self, entry: Entry, state: State | None, status: int | None, attempts: int, *, certain: bool) -> bool:
         try:
             stands = self._ledger.settle(entry, state, status=status, attempts=attempts, certain=certain)
-        except LedgerError as error:
+        except errors.LedgerError as error:
             # The response is here and must not get lost. The entry stays unsettled, so the same key is sent again.
             reason = str(error).replace(" Nothing was sent.", "")
             _log.warning(
@@ -390,19 +381,19 @@ class Intent:
 
     def _adopt(self, entry: Entry) -> None:
         if self._given and entry.key != self._key:
-            raise KeyReused("This name has another key in the ledger.", key=self._key, intent=self.name)
+            raise errors.KeyReused("This name has another key in the ledger.", key=self._key, intent=self.name)
         self._entry, self._key = entry, entry.key
 
     def _refuse_expired(self, entry: Entry) -> None:
         if entry.state == "voided":
-            raise KeyVoided("The intent was voided.", key=entry.key, intent=self.name)
+            raise errors.KeyVoided("The intent was voided.", key=entry.key, intent=self.name)
         if not self._ledger.expired(entry):
             return
         if entry.state == "done":
-            raise IntentOver(
+            raise errors.IntentOver(
                 "The intent ended longer ago than the service keeps keys.", key=entry.key, intent=self.name
             )
-        raise KeyExpired(
+        raise errors.KeyExpired(
             "The intent was sent longer ago than the service keeps keys, and never settled.",
             key=entry.key,
             intent=self.name,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import socket
 import ssl
 from collections.abc import Iterable
 from typing import Any, Final
@@ -54,33 +55,19 @@ _PERMANENT: Final = (
 )
 
 
-class _Raw(io.RawIOBase):
+class _Raw(socket.SocketIO):
     """The bytes of a connection. No read outlasts the deadline of its delivery."""
-
-    def __init__(self, raw: io.RawIOBase, sock: Any) -> None:
-        self._raw = raw
-        self._sock = sock
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int | None:
         left = seconds_left(TimeoutError)
         if left is not None:
             # urllib3 sets it again before each response.
-            given = self._sock.gettimeout()
-            self._sock.settimeout(left if given is None else min(left, given))
-        size: int | None = self._raw.readinto(buffer)
+            connection: Any = vars(self)["_sock"]
+            given = connection.gettimeout()
+            connection.settimeout(left if given is None else min(left, given))
+        size = super().readinto(buffer)
         seconds_left(TimeoutError)
         return size
-
-    def fileno(self) -> int:
-        return self._raw.fileno()
-
-    def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-        super().close()
 
 
 class _Lines(io.BufferedReader):
@@ -101,8 +88,10 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
         file: Any = self.fp
-        if type(file) is io.BufferedReader:
-            self.fp = _Lines(_Raw(file.detach(), sock))
+        if type(file) is io.BufferedReader and type(file.raw) is socket.SocketIO:
+            raw = file.detach()
+            raw.__class__ = _Raw
+            self.fp = _Lines(raw)
 
     def begin(self) -> None:
         # A response without content closes it.

@@ -91,8 +91,6 @@ FINAL_SERVER_ERRORS: Final = frozenset({501, 505})
 Fields: TypeAlias = Mapping[str, str]
 """Header fields. The mapping ignores the case of their names, as those of httpx and requests do."""
 
-_DESCRIBED_BY = re.compile(r'<([^<>]*)>\s*;[^<>]*?\brel\s*=\s*"?describedby\b')
-_STATUS = re.compile(r'<([^<>]*)>\s*;[^<>]*?\brel\s*=\s*"?status\b')
 _SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LARGEST_PROBLEM_BYTES = 65536
 
@@ -123,15 +121,21 @@ def read(status: int, fields: Fields, body: bytes, *, url: str = "") -> Reading:
     code = problem_code(status, fields, body)
     retry_after = _retry_after(fields)
     replayed = any((fields.get(name) or "").lower() == "true" for name in REPLAY_MARKS)
-    link = _STATUS.search(fields.get("Link") or "")
+    link = _link(fields, "status")
     return Reading(
         verdict=_verdict(status, fields, code, replayed=replayed),
         status=status,
         code=code,
         retry_after=retry_after,
         replayed=replayed,
-        status_url=_joined(url, link[1]) if link else None,
+        status_url=_joined(url, link) if link else None,
     )
+
+
+def _link(fields: Fields, relation: str) -> str | None:
+    """Return where the link of this relation leads, if there is one."""
+    found = re.search(rf'<([^<>]*)>\s*;[^<>]*?\brel\s*=\s*"?{relation}\b', fields.get("Link") or "")
+    return None if found is None else found[1]
 
 
 def _joined(url: str, target: str) -> str | None:
@@ -172,8 +176,8 @@ def problem_code(status: int, fields: Fields, body: bytes) -> str | None:
     content_type = (fields.get("Content-Type") or "").partition(";")[0].strip().lower()
     if content_type == "text/html":
         # The page that a form gets, if its sender prefers HTML. It has the header fields of the document.
-        page = _DESCRIBED_BY.search(fields.get("Link") or "")
-        return _ours(status, None if page is None else _named_by(page[1]))
+        page = _link(fields, "describedby")
+        return _ours(status, None if page is None else _named_by(page))
     if not (content_type == "application/json" or content_type.endswith("+json")) or len(body) > _LARGEST_PROBLEM_BYTES:
         return None
     if status < 400 and b"not-kept" not in body and b"not_kept" not in body:
@@ -201,8 +205,7 @@ def _code_in(document: dict[str, Any], fields: Fields) -> str | None:
             return STRIPE.get(written, "key-reused") if isinstance(written, str) else "key-reused"
         return _spelled(written, error.get("doc_url"), STRIPE)
     if "error_code" in document:
-        page = _DESCRIBED_BY.search(fields.get("Link") or "")
-        return _spelled(document["error_code"], page[1] if page else None, PLAYBOOK)
+        return _spelled(document["error_code"], _link(fields, "describedby"), PLAYBOOK)
     code = document.get("code")
     return code if isinstance(code, str) and _ends_in(document.get("type"), code) else None
 

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import (
-    PAGE,
     DataKey,
     DataKeys,
     Page,
+    RecordPage,
     Recovery,
     Responses,
     every,
@@ -44,6 +44,8 @@ class WipeReport(RunReport):
     """Only the fact that the work was done is left of these."""
     passed_over: int = 0
     """Changed or removed by another process during the run, or wiped before."""
+    condemned: int = 0
+    """Those of `wiped` that were quarantined, because no worker could open them."""
 
 
 def wiped(payload: StoredPayload) -> StoredPayload:
@@ -56,12 +58,20 @@ def wipe(
     tids: Sequence[bytes],
     *,
     drain: Batcher,
+    recovery: Recovery | None = None,
+    keep_of: Callable[[RequestInfo], float] = lambda about: 0.0,
+    journals: Journals | None = None,
     on_progress: Callable[[int], object] = lambda wiped: None,
 ) -> WipeReport:
     """Wipe every erased response of this tenant, sealed or plain. `tids` are the ids of all its parts.
 
-    Leave a response alone whose key was first used after the erasure. `on_progress` gets the number wiped so far: what was done
-    until an error stays done. Raises `StoreUnavailable` if the store does not answer.
+    Leave a response alone whose key was first used after the erasure. `recovery` finds the quarantined responses, which no
+    worker could open: their work was done, so each is completed again without a response, and is known for its endpoint's
+    `keep` or `remember`. `journals` has the results of steps: the requests that need them are quarantined and never run them
+    again.
+
+    `on_progress` gets the number wiped so far: what was done until an error stays done. Raises `StoreUnavailable` if the store
+    does not answer.
     """
     counts: Counter[str] = Counter()
 
@@ -75,54 +85,34 @@ def wipe(
             on_progress(counts["wiped"])
         return len(page.answers)
 
-    ended = drain.run(*(pages(partial(responses.scan, tid=tid), erase) for tid in tids))
-    return WipeReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
+    steps = [pages(partial(responses.scan, tid=tid), erase) for tid in tids]
+    if recovery is not None:
+        resolve = recovery.resolve
 
+        def complete(page: RecordPage) -> int:
+            for found in page.found:
+                payload, token = found.record.payload, successor(found.record.token)
+                if payload is not None:
+                    done = resolve(found, token=token, payload=wiped(payload), keep=keep_of(found.record.info))
+                    counts.update(wiped=int(done), condemned=int(done))
+                    on_progress(counts["wiped"])
+            return len(page.found)
 
-def wipe_steps(
-    journals: Journals,
-    tids: Sequence[bytes],
-    *,
-    on_progress: Callable[[int], object] = lambda wiped: None,
-) -> int:
-    """Wipe the erased results of steps of this tenant. Return how many.
+        steps += [pages(partial(recovery.scan, State.QUARANTINED, tid=tid), complete) for tid in tids]
+    if journals is not None:
+        replace_step = journals.replace
 
-    The requests that need them are quarantined and never run them again. `on_progress` is as for `wipe`.
-    """
-    count = 0
-    for tid in tids:
-        after: bytes | None = b""
-        while after is not None:
-            page = journals.walk(after=after, limit=PAGE, tid=tid)
+        def erase_steps(page: StepPage) -> int:
             for answer in page.answers:
                 payload = answer.entry.payload
                 if payload is not None and answer.erased and payload.sealed_by != ERASED:
-                    count += journals.replace(answer.key, answer.entry.id, payload, wiped(payload))
-                    on_progress(count)
-            after = page.after
-    return count
+                    counts["wiped"] += replace_step(answer.key, answer.entry.id, payload, wiped(payload))
+                    on_progress(counts["wiped"])
+            return len(page.answers)
 
-
-def wipe_condemned(
-    recovery: Recovery,
-    tids: Sequence[bytes],
-    *,
-    keep_of: Callable[[RequestInfo], float],
-    on_progress: Callable[[int], object] = lambda wiped: None,
-) -> int:
-    """Wipe this tenant's quarantined responses, which no worker could open. Return how many.
-
-    Their work was done, so each is completed again without a response, and is known for its endpoint's `keep` or
-    `remember`. `on_progress` is as for `wipe`.
-    """
-    count = 0
-    for found in every(recovery, State.QUARANTINED, tids=tids):
-        payload = found.record.payload
-        if payload is not None:
-            keep = keep_of(found.record.info)
-            count += recovery.resolve(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
-            on_progress(count)
-    return count
+        steps += [pages(partial(journals.walk, tid=tid), erase_steps) for tid in tids]
+    ended = drain.run(*steps)
+    return WipeReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
 
 
 def still_open(recovery: Recovery, tids: Sequence[bytes]) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import TenantErased
 from flask_idempotency.maintenance.janitor import Batcher, expire
-from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned, wipe_steps
+from flask_idempotency.maintenance.rotate import still_open, wipe
 from flask_idempotency.operations.admin import holds_sealed
 from flask_idempotency.operations.admin import shred as shred_keys
 from flask_idempotency.operations.records import AuditNote, Refused
@@ -142,21 +142,20 @@ class Purge:
         # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
         self.still_open = None if parts.recovery is None else still_open(parts.recovery, whom)
         drain = Batcher(batch=BATCH, budget=budget, on_progress=on_progress)
-        report = wipe(parts.responses, whom, drain=drain, on_progress=self._count)
+        report = wipe(
+            parts.responses,
+            whom,
+            drain=drain,
+            recovery=parts.recovery,
+            keep_of=lambda about: policy_for(about).lifetime,
+            journals=parts.journals,
+            on_progress=self._count,
+        )
         self.passed_over, self.finished = report.passed_over, report.finished
         if not self.finished:
             return
         if parts.recovery is not None:
-            before = self.wiped
-            self.condemned = wipe_condemned(
-                parts.recovery,
-                whom,
-                keep_of=lambda about: policy_for(about).lifetime,
-                on_progress=lambda wiped: self._count(before + wiped),
-            )
-        if parts.journals is not None:
-            so_far = self.wiped
-            wipe_steps(parts.journals, whom, on_progress=lambda wiped: self._count(so_far + wiped))
+            self.condemned = report.condemned
         if parts.expiry is not None:
             # Responses that have expired, and whose keys are remembered: the scan above passes them over.
             log = parts.task_log

@@ -18,11 +18,12 @@ from flask_idempotency import Idempotency, Step, current_claim, idempotent
 from flask_idempotency.engine.journal import StepAnswer
 from flask_idempotency.engine.model import ERASED
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.maintenance.rotate import RotateReport, rotate, wipe_steps
+from flask_idempotency.maintenance.rotate import RotateReport, rotate, wipe
 from flask_idempotency.operations.admin import keys_status
 from flask_idempotency.testing import FrozenClock
 from tests.maintenance.conftest import KEYS, empty_store
 from tests.maintenance.stores import SHARED
+from tests.maintenance.yard import still
 from tests.stages import CORE
 
 SECRET = "only-tests-9f2c47d1e8b35a60c1d47be2"
@@ -200,13 +201,17 @@ def test_a_result_that_cannot_be_opened_keeps_its_data_key(shop: Shop) -> None:
     assert (1, 1) == shop.uses()["2025"]
 
 
+def wiped(store: Any, tid: bytes) -> int:
+    return wipe(store.responses, [tid], drain=still(), journals=store.journals).wiped
+
+
 @pytest.mark.parametrize("then", ("nothing", "wipe", "rotate"))
 def test_an_erased_result_is_never_computed_again(shop: Shop, then: str) -> None:
     shop.post("paused")
     (answer,) = shop.results()
     shop.store.data_keys.shred(answer.key.tid)
     if then == "wipe":
-        assert [1, 0] == [wipe_steps(shop.store.journals, [answer.key.tid]) for _ in range(2)]
+        assert [1, 0] == [wiped(shop.store, answer.key.tid) for _ in range(2)]
     elif then == "rotate":
         shop.release("2026", "2025")
         assert 1 == shop.rotate().wiped
@@ -228,6 +233,6 @@ def test_wipe_leaves_the_results_of_later_requests(shop: Shop, clock: FrozenCloc
     clock.advance(1)
     shop.post("after")
 
-    assert 1 == wipe_steps(shop.store.journals, [tid])
+    assert 1 == wiped(shop.store, tid)
     shop.away = False
     assert (409, 201) == (shop.post("before")[0], shop.post("after")[0])

@@ -10,7 +10,7 @@ from flask_idempotency.engine.capabilities import Page
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.model import ERASED, State, StoredPayload
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.maintenance.rotate import WipeReport, still_open, wipe, wipe_condemned
+from flask_idempotency.maintenance.rotate import WipeReport, still_open, wipe
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.maintenance.conftest import ANSWER, Office
@@ -107,6 +107,11 @@ def test_wipe_reports_what_it_did_before_a_store_failure(office: Office) -> None
     assert 0 < rest < 5
 
 
+def wipe_condemned(office: Office) -> int:
+    store = office.store
+    return wipe(store.responses, [TID], drain=FAST, recovery=store.recovery, keep_of=lambda about: 60.0).condemned
+
+
 def test_a_quarantined_response_is_wiped_and_completed(office: Office) -> None:
     key = plain(office.store)
     payload = found(office.store, key).payload
@@ -114,10 +119,10 @@ def test_a_quarantined_response_is_wiped_and_completed(office: Office) -> None:
     office.store.mark_corrupt(key, payload)
     office.store.data_keys.shred(TID)
 
-    assert 1 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
+    assert 1 == wipe_condemned(office)
     after = found(office.store, key)
     assert (State.COMPLETED, True, 60.0) == (after.state, wiped(after.payload), after.remaining)
-    assert 0 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
+    assert 0 == wipe_condemned(office)
 
 
 def test_wipe_completes_no_quarantined_key_without_a_response(office: Office) -> None:
@@ -125,7 +130,7 @@ def test_wipe_completes_no_quarantined_key_without_a_response(office: Office) ->
     office.store.quarantine(key, token, "view-crashed")
     before = found(office.store, key)
 
-    assert 0 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
+    assert 0 == wipe_condemned(office)
     assert before == found(office.store, key)
 
 
