@@ -16,7 +16,7 @@ from flask_idempotency.engine.model import Record, StoredPayload
 from flask_idempotency.engine.store import Clock, Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
-from flask_idempotency.stores.tiered import TieredStore
+from flask_idempotency.stores.tiered import ReplayCache, TieredStore
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
 
@@ -24,13 +24,28 @@ Reached = Callable[[pytest.FixtureRequest, ExitStack], Any]
 
 
 class TellingStore(MemoryStore):
-    """A memory store that tells what a completed record has become, as one whose database can say RETURNING."""
+    """A memory store that calls back with each record that it has completed, as a transaction does after its commit."""
 
-    def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
-        self.complete(key, token, payload, keep=keep)
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.on_committed: list[Callable[[StorageKey, Record], None]] = []
+
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        super().complete(key, token, payload, keep=keep, remember=remember)
         record = self.read(key)
         assert record is not None
-        return record
+        for callback in self.on_committed:
+            callback(key, record)
+
+
+def tiered_on(system: Store, cache: ReplayCache) -> TieredStore:
+    """Return a tiered store that caches what this system calls back with."""
+    store = TieredStore(system, cache)
+    if isinstance(system, TellingStore):
+        system.on_committed.append(store.committed)
+    return store
 
 
 class Flushed(redis.Redis):
@@ -70,7 +85,7 @@ def tiered(reached: Reached, system: Callable[[Clock], Store] = MemoryStore) -> 
             # Whenever it is asked the time, every pause is over: no failure spares the next call from failing.
             cache = RedisReplayCache(server, clock=clock, monotonic=count(step=60).__next__)
             ends.callback(cache.close)
-            return TieredStore(system(clock), cache)
+            return tiered_on(system(clock), cache)
 
         return make
 

@@ -44,7 +44,7 @@ _log = logging.getLogger("flask_idempotency")
 _REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
 
 REMEMBERED_CLAIMS = 4096
-"""Claims that this object remembers, so that it can cache their responses on completion.
+"""Claims that this object remembers, so that it can cache their responses when a transaction commits them.
 
 This is more than run in one process at a time. The first replay caches the response of a forgotten claim.
 """
@@ -119,23 +119,12 @@ class ReplayCache(Protocol):
         ...
 
 
-@runtime_checkable
-class Telling(Protocol):
-    """A store that can complete a record and return it in one statement."""
-
-    def complete_and_tell(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
-    ) -> Record:
-        """Complete like `complete`, and return the record as the store has it now, also if an earlier call stored it."""
-        ...
-
-
 class TieredStore:
     """Replay frequent keys from a cache, and pass every other call to the system of record.
 
     The promises are those of the system. The cache holds only completed records that the system has committed and
-    returned: in a replay, or on completion if the system can return the record. You may wipe, stop or remove the cache
-    at any time; then the system serves all replays. Errors of the cache are logged, never raised.
+    returned: in a replay, or after a transaction (`committed`). You may wipe, stop or remove the cache at any time; then
+    the system serves all replays. Errors of the cache are logged, never raised.
 
     Systems that are `Identified` can share a cache, and each finds only its own responses. Until a system has returned its
     identity, the store does not use the cache. It keeps the identity as long as this object, also in forked children.
@@ -165,6 +154,7 @@ class TieredStore:
         # These calls do not affect the cache.
         self.renew = system.renew
         self.mark_point_of_no_return = system.mark_point_of_no_return
+        self.complete = system.complete
         self.quarantine = system.quarantine
         self.read = system.read
         offered = capabilities_of(system)
@@ -180,7 +170,6 @@ class TieredStore:
         self.process_local: bool | None = offered.process_local
         self.remembers: bool | None = offered.remembers
         self.health = CachedHealth(offered.health, cache)
-        self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None
         self._answered, self._warned = True, False
@@ -206,15 +195,6 @@ class TieredStore:
                 case _:
                     pass
         return outcome
-
-    def complete(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
-    ) -> None:
-        lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
-        if self._completing is None:
-            self._system.complete(key, token, payload, **lives)
-        else:
-            self.committed(key, self._completing.complete_and_tell(key, token, payload, **lives))
 
     def committed(self, key: StorageKey, record: Record) -> None:
         """Cache this completed record, which any transaction has committed to the system of record.

@@ -34,7 +34,7 @@ from flask_idempotency.testing.contract.support import (
 )
 from tests.lab.redis import StartRedis
 from tests.stores.weather import FATES, Fate, Weather
-from tests.tiered_backends import TellingStore
+from tests.tiered_backends import TellingStore, tiered_on
 
 A_KEY = a_key()
 
@@ -76,7 +76,7 @@ def test_a_late_fill_of_a_reused_key_is_dropped(
     """It was stuck in front of a frozen server while the answer's life ended and the key was used again."""
     slow = HeldUp(cache)
     system = TellingStore(clock) if telling else MemoryStore(clock)
-    late, store, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
+    late, store, key = tiered_on(system, slow), tiered_on(system, cache), a_key()
     stand(late, clock, key, "completed")
     late.claim(a_request(key), token=a_token(), lease=LEASE)
     clock.advance(KEEP)
@@ -120,7 +120,7 @@ def test_a_bug_in_the_cache_is_logged_and_requests_succeed(
     clock: FrozenClock, caplog: pytest.LogCaptureFixture, broken: type[Broken]
 ) -> None:
     """A payment is not refused because its answer cannot be found sooner."""
-    store, key = TieredStore(TellingStore(clock), broken()), a_key()
+    store, key = tiered_on(TellingStore(clock), broken()), a_key()
     token = a_token()
     assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant)
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -237,6 +237,6 @@ def test_a_cache_fault_at_any_call_changes_no_outcome(
                 client.flushall()
                 client.expect([*["fine"] * nth, fate], after=fate if lasting else "fine")
                 cache = RedisReplayCache(client, clock=clock, monotonic=count(step=60).__next__)
-                assert expected == story(TieredStore(system(clock), cache), clock), f"{fate} at command {nth}"
+                assert expected == story(tiered_on(system(clock), cache), clock), f"{fate} at command {nth}"
                 if client.unspent:
                     return  # The story has no further command.

@@ -19,7 +19,6 @@ from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
-from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
@@ -36,7 +35,7 @@ from tests.backends import OneAtATime
 from tests.long import unless_long
 from tests.stores.tiered.test_faults import HeldUp
 from tests.stores.weather import FATES, Exposed, Fate
-from tests.tiered_backends import TellingStore
+from tests.tiered_backends import TellingStore, tiered_on
 
 EXAMPLES = unless_long(20, long=500)
 KEYS = a_key(), a_key()
@@ -78,7 +77,7 @@ class TieredMachine(RuleBasedStateMachine):
         """It remembers nothing of what the former one claimed."""
         # Whenever it is asked the time, every pause is over: no failure spares the next call from failing.
         cache = RedisReplayCache(self.client, clock=self.clock, monotonic=count(step=60).__next__)
-        self.store = TieredStore(self.system, cache)
+        self.store = tiered_on(self.system, cache)
 
     @rule(target=tokens)
     def another_token(self) -> bytes:
@@ -204,7 +203,7 @@ class WithdrawnMachine(RuleBasedStateMachine):
         self.cache = RedisReplayCache(self.client, clock=clock)
         self.system = MemoryStore(clock)
         self.slow = [HeldUp(self.cache) for _ in range(2)]
-        self.hosts = [TieredStore(self.system, slow) for slow in self.slow]
+        self.hosts = [tiered_on(self.system, slow) for slow in self.slow]
 
     @rule(host=hosts, key=keys)
     def ask(self, host: int, key: StorageKey) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Verdict
-from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     Callers,
@@ -19,7 +18,6 @@ from flask_idempotency.engine.model import (
     Mismatched,
     OtherCaller,
     Record,
-    StoredPayload,
     Unknown,
 )
 from flask_idempotency.engine.store import StoreOutcome
@@ -42,7 +40,7 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.stores.cached import PATIENT, completed
-from tests.tiered_backends import TellingStore
+from tests.tiered_backends import TellingStore, tiered_on
 
 MEETING_SECONDS = 60.0
 
@@ -59,7 +57,7 @@ def store(system: FaultyStore, cache: RedisReplayCache) -> TieredStore:
 
 @pytest.fixture
 def telling(clock: FrozenClock, cache: RedisReplayCache) -> TieredStore:
-    return TieredStore(TellingStore(clock), cache)
+    return tiered_on(TellingStore(clock), cache)
 
 
 class NamedStore(TellingStore):
@@ -109,7 +107,7 @@ def test_a_hot_replay_takes_one_command_and_no_system_call(
 ) -> None:
     with TcpProxy(redis_server.port) as proxy:
         cache = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
-        store, key = TieredStore(system, cache), a_key()
+        store, key = tiered_on(system, cache), a_key()
         stand(store, clock, key, "completed")
         first = store.claim(a_request(key), token=a_token(), lease=LEASE)
         before = proxy.requests, proxy.chunks, len(system.calls)
@@ -168,58 +166,11 @@ def test_a_repeated_completion_caches_the_first_response(
     """Its reply was lost. Another answer that comes with the repetition is nobody's."""
     key = a_key()
     token = stand(telling, clock, key, "in flight")
-    TellingStore.complete(telling._system, key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
+    MemoryStore.complete(telling._system, key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
     telling.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
 
     assert found(telling, key) == cache.get(key)
     assert PAYLOAD == found(telling, key).payload
-
-
-def test_no_response_is_cached_before_the_commit(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """However long the commit takes: an answer that is then rolled back must never have been replayed."""
-    begun, commit = threading.Event(), threading.Event()
-
-    class Slow(TellingStore):
-        def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
-            record = super().complete_and_tell(key, token, payload, keep=keep)
-            begun.set()
-            assert commit.wait(MEETING_SECONDS)
-            return record
-
-    store, key = TieredStore(Slow(clock), cache), a_key()
-    token = stand(store, clock, key, "in flight")
-    owner = threading.Thread(target=lambda: store.complete(key, token, PAYLOAD, keep=KEEP))
-    owner.start()
-    assert begun.wait(MEETING_SECONDS)
-    seen = [cached(cache, key) for _ in range(20)]
-    commit.set()
-    owner.join(MEETING_SECONDS)
-
-    assert [False] * 20 == seen
-    assert cached(cache, key)
-
-
-@pytest.mark.parametrize("error", (LeaseLost, StoreUnavailable))
-def test_a_response_that_the_system_refused_is_not_cached(
-    cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
-) -> None:
-    errors = [error("as this test asked")]
-
-    class Refusing(TellingStore):
-        def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
-            if errors:
-                raise errors.pop()
-            return super().complete_and_tell(key, token, payload, keep=keep)
-
-    store, key = TieredStore(Refusing(clock), cache), a_key()
-    token = stand(store, clock, key, "in flight")
-    with pytest.raises(error):
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-    assert redis_client.dbsize() == 0
-
-    store.complete(key, token, PAYLOAD, keep=KEEP)
-
-    assert cached(cache, key)
 
 
 def test_a_record_committed_elsewhere_is_cached_on_callback(
@@ -285,7 +236,7 @@ def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenCl
 
 
 def test_systems_that_share_a_cache_find_only_their_own_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    first, second = (TieredStore(NamedStore(clock, name), cache) for name in (b"first", b"second"))
+    first, second = (tiered_on(NamedStore(clock, name), cache) for name in (b"first", b"second"))
     key = a_key()
     stand(first, clock, key, "completed")
 
@@ -298,17 +249,17 @@ def test_systems_that_share_a_cache_find_only_their_own_responses(cache: RedisRe
 def test_processes_of_one_system_share_their_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
     system = NamedStore(clock, b"the one")
     key = a_key()
-    stand(TieredStore(system, cache), clock, key, "completed")
+    stand(tiered_on(system, cache), clock, key, "completed")
     system.claim = lambda *_, **__: pytest.fail("the system was asked")  # type: ignore[method-assign]
 
-    outcome = TieredStore(system, cache).claim(a_request(key), token=a_token(), lease=LEASE)
+    outcome = tiered_on(system, cache).claim(a_request(key), token=a_token(), lease=LEASE)
 
     assert isinstance(outcome, Record)
 
 
 def test_a_system_is_asked_for_its_identity_once(cache: RedisReplayCache, clock: FrozenClock) -> None:
     system = NamedStore(clock, b"the one")
-    store = TieredStore(system, cache)
+    store = tiered_on(system, cache)
     for _ in range(3):
         key = a_key()
         stand(store, clock, key, "completed")
@@ -327,7 +278,7 @@ def test_no_cache_lookup_before_the_system_is_identified(
 ) -> None:
     system = NamedStore(clock, b"the one")
     system.name = error
-    store, key = TieredStore(system, cache), a_key()
+    store, key = tiered_on(system, cache), a_key()
     stand(store, clock, key, "completed")
     assert 0 == redis_client.dbsize()
     system.name = b"the one"
@@ -352,7 +303,7 @@ def test_no_response_is_cached_while_other_hosts_ignore_the_cache(
     cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
     """They could free a key whose answer is replayed on."""
-    store, key = TieredStore(FrontedStore(clock, b"the one"), cache), a_key()
+    store, key = tiered_on(FrontedStore(clock, b"the one"), cache), a_key()
     stand(store, clock, key, "completed")
     for _ in range(2):
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
@@ -364,7 +315,7 @@ def test_a_call_waits_only_once_for_a_system_that_is_down(cache: RedisReplayCach
     """Each claim finds out by itself that it still is; the question is put again after one got an answer."""
     system, claim = NamedStore(clock, b"the one"), NamedStore.claim
     system.name = StoreUnavailable("it is down")
-    store = TieredStore(system, cache)
+    store = tiered_on(system, cache)
 
     def refuse(*_: object, **__: object) -> StoreOutcome:
         raise StoreUnavailable("it is down")
