@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -78,6 +79,13 @@ _IN_DOUBT = reason_bytes(IN_DOUBT)
 _RELEASED = {b"DONE": None, b"ABSENT": None, b"PAUSED": State.PROCESSING, b"HELD": State.QUARANTINED}
 _NO_LIMITS = (b"-",) * 5
 """The arguments of `claim.lua` in the place of a quota's limits, if there is none and others follow."""
+_USED: Final[Mapping[bytes, type[Expired | Mismatched | OtherCaller | Voided]]] = {
+    b"EXPIRED": Expired,
+    b"MISMATCHED": Mismatched,
+    b"OTHER-CALLER": OtherCaller,
+    b"VOIDED": Voided,
+}
+"""Refusals that say when the key was first used."""
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
@@ -242,8 +250,6 @@ class RedisStore:
                     # Scripts read less of a record than `decode`: to them it was a completed record that expires.
                     self._server.run(scripts.MARK_CORRUPT, keys[: layout.OF_RECORD], name, data)
                     raise
-            case [b"EXPIRED", first_seen] if first_seen <= LATEST * 1000:
-                return Expired(first_seen=first_seen / 1000)
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
             case [b"CLAIMED", fence, attempt, left, era, *before]:
@@ -283,12 +289,8 @@ class RedisStore:
     def _refused(self, result: list[Any]) -> StoreOutcome:
         """Return why a script granted no claim. Raise what it raises to a claim."""
         match result:
-            case [b"MISMATCHED", first_seen] if first_seen <= LATEST * 1000:
-                return Mismatched(first_seen=first_seen / 1000)
-            case [b"VOIDED", first_seen] if first_seen <= LATEST * 1000:
-                return Voided(first_seen=first_seen / 1000)
-            case [b"OTHER-CALLER", first_seen] if first_seen <= LATEST * 1000:
-                return OtherCaller(first_seen=first_seen / 1000)
+            case [bytes(word), int(first_seen)] if word in _USED and first_seen <= LATEST * 1000:
+                return _USED[word](first_seen=first_seen / 1000)
             case [b"CALLER-UNKNOWN"]:
                 return Unknown(CALLER_UNKNOWN)
             case [b"UNKNOWN", reason]:

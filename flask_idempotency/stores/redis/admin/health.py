@@ -31,7 +31,6 @@ SAMPLED: Final = 1000
 _OURS: Final = re.compile(rb"^idm\d|^_kombu|^unacked|celery|^idempotency")
 """Records, and what Celery keeps where the store is the broker of the janitor. Neither empties a database."""
 
-_SECTIONS: Final = "memory", "persistence", "replication"
 _WRITES: Final = {
     "rdb_last_bgsave_status": "its last snapshot",
     "aof_last_bgrewrite_status": "the last rewriting of its append-only file",
@@ -73,9 +72,7 @@ class RedisHealth:
         return [_worst([Finding(name, *check(look)) for look in looks]) for name, check in checks.items()]
 
     def _look(self, node: Any) -> _Look:
-        info = dict[str, Any]()
-        for section in _SECTIONS:
-            info.update(self._read(self._server.client.info, section, node))
+        info = self._read(node, self._server.client.info)
         try:
             _, keys = self._server.scan(0, b"*", SAMPLED, node=node)
             others = sum(1 for key in keys if not _OURS.search(key))
@@ -83,12 +80,12 @@ class RedisHealth:
             if not isinstance(cause := error.__cause__, Exception) or not self._server.errors.is_refusal(cause):
                 raise
             others = None
-        return _Look(info, self._read(self._server.client.config_get, "appendfsync", node), others)
+        return _Look(info, self._read(node, self._server.client.config_get, "appendfsync"), others)
 
-    def _read(self, command: Callable[..., Any], what: str, node: Any) -> Mapping[str, Any]:
+    def _read(self, node: Any, command: Callable[..., Any], *arguments: str) -> Mapping[str, Any]:
         errors = self._server.errors
         try:
-            reply: Mapping[str, Any] = self._server.directly(command, what, node=node)
+            reply: Mapping[str, Any] = self._server.directly(command, *arguments, node=node)
         except errors.unavailable as error:
             if errors.is_refusal(error):
                 return {}
