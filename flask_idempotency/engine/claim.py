@@ -25,6 +25,7 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
     StoredResponse,
+    WrittenT,
     write_sealed,
 )
 from flask_idempotency.engine.outages import cause_of
@@ -72,9 +73,9 @@ class SealedResponse:
         """Seal for each record, in the order of the contexts."""
         return [self.payload(context) for context in self.contexts]
 
-    def write(self, context: SealContext, store: Callable[[StorageKey, StoredPayload], None]) -> None:
+    def write(self, context: SealContext, store: Callable[[StorageKey, StoredPayload], WrittenT]) -> WrittenT:
         """Store one record's payload. Raises `StoreUnavailable` for a store that loses each new data key."""
-        write_sealed(lambda: store(context.key, self.payload(context)), self.discard)
+        return write_sealed(lambda: store(context.key, self.payload(context)), self.discard)
 
     def write_all(self, store: Callable[[Sequence[StoredPayload]], None]) -> None:
         """Store the payloads of all records in one step: a `store.Writing`. Raises as `write` does."""
@@ -403,11 +404,11 @@ class Claim:
                 self._lost = True
                 self._deps.observers(events.LeaseExpired(self.label, self.operation))
             return None
-        except StoreUnavailable as error:
+        except Exception as error:
             self._deps.observers(events.RenewalFailed(self.label, self.operation, error=cause_of(error)))
-            raise
-        except Exception as error:  # noqa: BLE001 - after any error the next renewal must come before the lease expires
-            self._deps.observers(events.RenewalFailed(self.label, self.operation, error=cause_of(error)))
+            # After any other error, the next renewal must come before the lease expires too.
+            if isinstance(error, StoreUnavailable):
+                raise
         return self._policy.lease / 3
 
     def _renew(self) -> None:
@@ -458,15 +459,14 @@ class Claim:
             self._write(ending)
         except LeaseLost:
             self._lost = True
-        except StoreUnavailable as error:
-            if not last:
+        except Exception as error:
+            # Any other error stays, as that of an unreadable record.
+            if isinstance(error, StoreUnavailable) and not last:
                 if ending.write != "release-unstarted":
                     # The view has run and its response waits to be stored: no other attempt may take over.
                     with suppress(LeaseLost, StoreUnavailable):
                         self._renew()
                 raise
-            self._deps.observers(events.CompletionFailed(self.label, self.operation, error=cause_of(error)))
-        except Exception as error:  # noqa: BLE001 - an unreadable record stays unreadable
             self._deps.observers(events.CompletionFailed(self.label, self.operation, error=cause_of(error)))
         self._pending = None
         if self._repeated is not None:

@@ -8,18 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never, final
 
-from flask_idempotency.engine import events
+from flask_idempotency.engine import errors, events
 from flask_idempotency.engine.claim import Claim, Dependencies
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    KeyProviderUnavailable,
-    LeaseLost,
-    ResponseUnavailable,
-    RingMismatch,
-    StoreDataLoss,
-    StoreUnavailable,
-)
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
     CORRUPT,
@@ -188,7 +178,7 @@ class Engine:
         if found.state != "in-flight" or not found.shown or wait <= 0:
             return found
         began, poll = self._deps.monotonic(), FIRST_POLL_SECONDS
-        failed: StoreUnavailable | None = None
+        failed: errors.StoreUnavailable | None = None
         with self._deps.waiters.slot(*keys, status=True) as ended:
             if ended is None:
                 return found
@@ -198,7 +188,7 @@ class Engine:
                 poll = _next_poll(poll)
                 try:
                     found, failed = self._status(asked, key_timestamp), None
-                except StoreUnavailable as error:
+                except errors.StoreUnavailable as error:
                     # The view runs elsewhere, and the store may be back before the time is up.
                     failed = error
                     continue
@@ -229,7 +219,7 @@ class Engine:
         """
         deps, newest = self._deps, requests[0]
         if deps.void is None:
-            raise ConfigurationError("void=True needs a store that can void keys, and this one has no `void`.")
+            raise errors.ConfigurationError("void=True needs a store that can void keys, and this one has no `void`.")
         asked = [(request.key, request.callers) for request in requests]
         found = self.status(
             [key for key, _ in asked],
@@ -257,7 +247,7 @@ class Engine:
                 deps.observers(events.KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
                 return self._status(asked, newest.key_timestamp)
             found = hindrance
-        raise StoreUnavailable("other requests kept using this key while it was voided")
+        raise errors.StoreUnavailable("other requests kept using this key while it was voided")
 
     def _void_once(
         self, void: Void, requests: Sequence[ClaimRequest], policy: Policy, quota: Quota | None
@@ -281,7 +271,7 @@ class Engine:
                         return outcome
                     return self._status_under(request.key, request.callers, request.key_timestamp)
         except Exception:
-            with suppress(StoreUnavailable, CorruptRecord):
+            with suppress(errors.StoreUnavailable, errors.CorruptRecord):
                 self._undo_voids(voided, token)
             raise
         return None
@@ -347,7 +337,7 @@ class Engine:
                 return KeyStatus("absent")
             case Record(state=State.COMPLETED):
                 if record.payload is None:
-                    raise CorruptRecord("a completed record has no payload")
+                    raise errors.CorruptRecord("a completed record has no payload")
                 if record.fingerprint == VOIDED:
                     return KeyStatus("voided", key, record)
                 return KeyStatus("expired" if record.is_skeleton else "done", key, record)
@@ -384,12 +374,12 @@ class Engine:
                     # During a deployment, and for one `keep` after it, the record may be from an earlier release.
                     request = formerly
                     outcome = deps.store.claim(request, token=token, lease=policy.lease, quota=limits)
-            except (CorruptRecord, StoreDataLoss) as error:
+            except (errors.CorruptRecord, errors.StoreDataLoss) as error:
                 # The store has answered, so this key was not granted.
                 if granted:
                     Claim(deps, policy, granted, token=token, requested_at=requested_at).release_unstarted()
                 label, operation = newest.key.label, request.info.operation
-                if isinstance(error, CorruptRecord):
+                if isinstance(error, errors.CorruptRecord):
                     deps.observers(events.RecordCorrupt(label, operation))
                     raise
                 if error.noticed:
@@ -415,16 +405,16 @@ class Engine:
                 deps.codec.prepare(context.key)
         except BaseException as error:
             claim.release_first_attempt()
-            if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable):
+            if isinstance(error, errors.StoreUnavailable) and not isinstance(error, errors.KeyProviderUnavailable):
                 # The store is up: it has just granted the claim.
-                raise KeyProviderUnavailable(str(error)) from error
+                raise errors.KeyProviderUnavailable(str(error)) from error
             raise
         # Whatever the policy is: an earlier release of the application may have recorded steps. A first attempt has none.
         declared = policy.steps or policy.dropped_steps
         first = len(granted) == 1 and granted[0][1].attempt == 1
         held = "" if first and not declared else self._begin_steps(claim)
         if held:
-            with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
+            with suppress(errors.LeaseLost):  # another attempt has taken over since, and finds the same
                 claim.quarantine(held)
             return Unknown(held), newest
         try:
@@ -441,13 +431,13 @@ class Engine:
         """Read the steps of earlier attempts. Return why the view must not begin: the quarantine reason, or empty."""
         try:
             return claim.begin_steps()
-        except CorruptRecord:
+        except errors.CorruptRecord:
             self._deps.observers(events.RecordCorrupt(claim.label, claim.operation))
             claim.quarantine(CORRUPT)
             raise
-        except StoreUnavailable as error:
+        except errors.StoreUnavailable as error:
             # The store is up: it has just granted the claim, to a request that may have recorded effects.
-            raise ResponseUnavailable(str(error)) from error
+            raise errors.ResponseUnavailable(str(error)) from error
         except Exception:
             # Such as a module that an upgrade of this package has taken away.
             claim.release_first_attempt()
@@ -474,7 +464,7 @@ class Engine:
                 self._deps.observers(events.MismatchRefused(label, operation))
             case Unknown(reason):
                 if reason == CORRUPT:
-                    raise CorruptRecord("the record was quarantined when it could not be read")
+                    raise errors.CorruptRecord("the record was quarantined when it could not be read")
                 self._deps.observers(events.UnknownRefused(label, operation, reason=reason))
             case Voided():
                 self._deps.observers(events.VoidedRefused(label, operation))
@@ -498,16 +488,16 @@ class Engine:
             while True:
                 try:
                     if record.payload is None:
-                        raise CorruptRecord("a completed record has no payload")
+                        raise errors.CorruptRecord("a completed record has no payload")
                     if record.erased or record.payload.sealed_by == ERASED:
                         break
                     context = SealContext(key, record.token, record.fence, record.fingerprint)
                     return Replay(record, self._deps.codec.open(record.payload, context), key)
-                except (CorruptRecord, RingMismatch) as error:
+                except (errors.CorruptRecord, errors.RingMismatch) as error:
                     fresh = store.read(key)
                     same = fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token
                     differs = fresh is not None and same and fresh.payload != record.payload
-                    mismatch = isinstance(error, RingMismatch)
+                    mismatch = isinstance(error, errors.RingMismatch)
                     if not (mismatch or (same and _sealed_again(record, fresh))):
                         self._deps.observers(events.RecordCorrupt(label, record.info.operation))
                     if fresh is not None and same and fresh.erased:
@@ -518,9 +508,9 @@ class Engine:
                     if fresh is None or not differs:
                         raise
                     record = fresh
-        except StoreUnavailable as error:
+        except errors.StoreUnavailable as error:
             # An application that may go on without a store must learn that this was done before.
-            raise ResponseUnavailable(str(error)) from error
+            raise errors.ResponseUnavailable(str(error)) from error
         self._deps.observers(events.ErasedRefused(label, record.info.operation))
         return Erased()
 
@@ -563,10 +553,10 @@ class Engine:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
                     outcome, refused = self.claim_once(requests, policy, quota)
-                except StoreDataLoss:
+                except errors.StoreDataLoss:
                     # Its worker may restore the claim. To claim before that would publish the same refusal again.
                     lost = True
-                except StoreUnavailable as error:
+                except errors.StoreUnavailable as error:
                     if not failed:
                         event = events.StoreFailed(
                             newest.key.label,

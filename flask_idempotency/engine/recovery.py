@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from flask_idempotency.engine import errors
 from flask_idempotency.engine.audit import (
     MOST_SAID,
     RESOLVER,
@@ -22,14 +23,6 @@ from flask_idempotency.engine.audit import (
 )
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.claim import SealedResponse
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    DataKeyMissing,
-    IdempotencyError,
-    NotApplied,
-    StoreUnavailable,
-)
 from flask_idempotency.engine.events import Event, Resolved, StepSettled
 from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey, new_token, successor
@@ -211,13 +204,24 @@ class Settler:
         actor: str,
         reason: str,
         remember: float | None = None,
+        verb: str = "completed",
     ) -> bool:
         """Complete the record: retries get this response for `keep` seconds, and are `Expired` until `remember`.
 
         If the tenant was erased since the key was first used, only the fact of completion is stored. Raises
         `KeyProviderUnavailable` if the response cannot be sealed.
         """
-        return self._complete(seen, result, keep, remember, verb="completed", actor=actor, reason=reason)
+        token = successor(seen.record.token)
+        context = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
+        publish = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
+        lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
+
+        def store(_: StorageKey, payload: StoredPayload) -> bool:
+            return _change_and_publish(
+                lambda: self._recovery.resolve(seen, token=token, payload=payload, **lives), publish
+            )
+
+        return SealedResponse(self._codec, [context], result).write(context, store)
 
     def force_release(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
         """Release the key, so that it may run again. Call it only if the request had no effect and no longer runs."""
@@ -231,12 +235,12 @@ class Settler:
         """
         record = seen.record
         if record.state is not State.QUARANTINED or record.payload is None:
-            raise CorruptRecord("this record holds no response to reopen")
+            raise errors.CorruptRecord("this record holds no response to reopen")
         if record.erased or record.payload.sealed_by == ERASED:
-            raise CorruptRecord("the response in this record was erased")
+            raise errors.CorruptRecord("the response in this record was erased")
         context = SealContext(seen.key, record.token, record.fence, record.fingerprint)
         result = self._codec.open(record.payload, context)
-        return self._complete(seen, result, keep, remember, verb="reopened", actor=actor, reason=reason)
+        return self.complete(seen, result, keep=keep, remember=remember, actor=actor, reason=reason, verb="reopened")
 
     def resume(
         self, seen: SeenRecord, journal: Journal, settled: Sequence[SettledStep] = (), *, actor: str, reason: str
@@ -247,10 +251,10 @@ class Settler:
         text names the steps, and neither their items nor their results.
         """
         if fault := resume_fault(seen.record, journal, settled):
-            raise ConfigurationError(fault)
+            raise errors.ConfigurationError(fault)
         journals = self._journals
         if journals is None:
-            raise ConfigurationError("the store of this application keeps no steps")
+            raise errors.ConfigurationError("the store of this application keeps no steps")
         fresh = successor(seen.record.token)
         gone = {each.step.entry.id for each in settled if not each.happened}
         done = {each.step.entry.id for each in settled if each.happened}
@@ -280,7 +284,7 @@ class Settler:
             )
             return _change_and_publish(partial(journals.resume, seen, journal, token=fresh, writing=writing), publish)
 
-        def discard(missing: DataKeyMissing) -> None:
+        def discard(missing: errors.DataKeyMissing) -> None:
             nonlocal erased
             erased = erased or missing.erased
             self._codec.forget(seen.key)
@@ -296,48 +300,12 @@ class Settler:
             payload = self._codec.steps.seal(settled.step.stored_item or b"", settled.result, context)
         return replace(entry, payload=payload)
 
-    def _complete(
-        self,
-        seen: SeenRecord,
-        result: StoredResponse,
-        keep: float,
-        remember: float | None,
-        *,
-        verb: str,
-        actor: str,
-        reason: str,
-    ) -> bool:
-        token = successor(seen.record.token)
-        context = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
-        publish = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
-        changed = False
-        lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
-
-        def store(key: StorageKey, payload: StoredPayload) -> None:
-            nonlocal changed
-            changed = _change_and_publish(
-                lambda: self._recovery.resolve(seen, token=token, payload=payload, **lives), publish
-            )
-
-        SealedResponse(self._codec, [context], result).write(context, store)
-        return changed
-
     def _publish(
         self, seen: SeenRecord, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
     ) -> None:
-        self._observers(
-            Resolved(
-                self._label(seen.key),
-                seen.record.info.operation,
-                verb=verb,
-                was=seen.record.state.value,
-                actor=actor,
-                reason=reason,
-                forced=forced,
-                certain=certain,
-            )
-        )
         entry = AuditEntry(verb, seen.record.state.value, actor, reason, forced=forced, certain=certain)
+        label, operation = self._label(seen.key), seen.record.info.operation
+        self._observers(Resolved(label, operation, verb, entry.was, actor, reason, forced, certain))
         self._keep(seen.key, entry)
 
     def note(self, seen: SeenRecord, verb: str, reason: str = "asked") -> None:
@@ -397,8 +365,8 @@ def _change_and_publish(change: Callable[[], bool], publish: Callable[..., None]
         changed = change()
     except BaseException as error:  # interrupted: the change may have happened too
         # After any other of its errors, the store has not made the change.
-        unknown = isinstance(error, StoreUnavailable) and not isinstance(error, NotApplied)
-        if unknown or not isinstance(error, IdempotencyError):
+        unknown = isinstance(error, errors.StoreUnavailable) and not isinstance(error, errors.NotApplied)
+        if unknown or not isinstance(error, errors.IdempotencyError):
             publish(certain=False)
         raise
     if changed:

@@ -13,20 +13,7 @@ from hashlib import blake2b
 from threading import RLock
 from typing import Final
 
-from flask_idempotency.engine import events
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    DataKeyMissing,
-    IdempotencyError,
-    LeaseLost,
-    NotCommitted,
-    NotStorable,
-    ResponseUnavailable,
-    StepInDoubt,
-    StepsChanged,
-    StoreUnavailable,
-)
+from flask_idempotency.engine import errors, events
 from flask_idempotency.engine.journal import (
     BESIDE,
     KEPT_REQUEST,
@@ -150,14 +137,14 @@ class Steps:
         self._asked_ids: set[bytes] = set()
         self._line: StepRun | None = None
         self._bytes = 0
-        self._lost: LeaseLost | None = None
+        self._lost: errors.LeaseLost | None = None
         self.attempt: int = max(attempt for _, attempt in granted)
         self.poisoned: str = ""
         """The quarantine reason of a request that must not go on, or empty."""
         self.has_gap: bool = False
         """Whether a record lacked the steps that another has. It may have ended since, perhaps completed, and was claimed
         again."""
-        self.refusals: list[IdempotencyError] = []
+        self.refusals: list[errors.IdempotencyError] = []
         """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
         response."""
 
@@ -308,7 +295,7 @@ class Steps:
             if self._lost is not None:
                 raise self._lost
             if self.poisoned:
-                raise StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
+                raise errors.StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
             self._refuse()
             declared = self.rule(name)
             step = declared if own is None else own
@@ -356,7 +343,7 @@ class Steps:
         # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
         if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
             self.poisoned = self.poisoned or IN_DOUBT
-            raise StepInDoubt(
+            raise errors.StepInDoubt(
                 f"the step {step.name!r} has begun before, and it is unknown whether it happened: settle it with a resolver, "
                 "or with `flask idempotency resolve --step`"
             )
@@ -468,7 +455,7 @@ class Steps:
             elif run.step.effects != "pure":
                 try:
                     self._send()
-                except StoreUnavailable as error:
+                except errors.StoreUnavailable as error:
                     # The next write carries it, and no effect begins before one arrives.
                     self._events.append(events.CompletionRetrying(self._label, self._operation, error=cause_of(error)))
                     return result is not None
@@ -484,10 +471,10 @@ class Steps:
 
         try:
             transaction.commit_step(writing)
-        except LeaseLost as error:
+        except errors.LeaseLost as error:
             self._lost = error
             raise
-        except (NotCommitted, ConfigurationError):
+        except (errors.NotCommitted, errors.ConfigurationError):
             if run.early:
                 self._undecided(run)
             else:
@@ -581,7 +568,7 @@ class Steps:
                 continue
             try:
                 write_sealed(partial(self._write, record), partial(self._seal_again, [record]))
-            except LeaseLost as error:
+            except errors.LeaseLost as error:
                 self._lost = error
                 raise
             self._sent(record)
@@ -604,12 +591,12 @@ class Steps:
             context = unsent.entry.context(record.context.key, record.context.fingerprint)
             try:
                 unsent.payload = self._sealer.seal(unsent.item, unsent.result, context)
-            except NotStorable:
+            except errors.NotStorable:
                 unsent.result, unsent.entry = None, replace(unsent.entry, kept=False)
                 unsent.payload = self._sealer.seal(unsent.item, None, context)
         return unsent.payload
 
-    def _seal_again(self, records: Sequence[_Record], missing: DataKeyMissing) -> None:
+    def _seal_again(self, records: Sequence[_Record], missing: errors.DataKeyMissing) -> None:
         for record in records:
             self._codec.forget(record.context.key)
             for unsent in (*record.unsent.values(), *record.aside):
@@ -635,7 +622,7 @@ class Steps:
             raise self._changed(name, "result", "has finished, and its result was erased")
         try:
             return self._sealer.open(entry.payload, entry.context(record.context.key, record.context.fingerprint))
-        except (CorruptRecord, ResponseUnavailable) as error:
+        except (errors.CorruptRecord, errors.ResponseUnavailable) as error:
             raise self._changed(name, "result", "has finished, and its result cannot be opened") from error
 
     def _reconcile(self) -> None:
@@ -646,7 +633,7 @@ class Steps:
                     continue
                 try:
                     item, result = self._open(source, entry, None)
-                except StepsChanged:
+                except errors.StepsChanged:
                     return  # the request is held
                 for other in self._records:
                     id = step_id(other.context.key, entry.name, item)
@@ -669,9 +656,9 @@ class Steps:
         step = run.step
         self._events.append(kind(self._label, self._operation, step.name, step.effects, run.item_label, *facts))
 
-    def _changed(self, step: str, why: str, text: str) -> StepsChanged:
+    def _changed(self, step: str, why: str, text: str) -> errors.StepsChanged:
         self._poison(step, why)
-        return StepsChanged(f"the step {step!r} {text}")
+        return errors.StepsChanged(f"the step {step!r} {text}")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -716,7 +703,7 @@ class StepRun:
         """Record that nothing was done. The step may be asked for again."""
         self.steps._fail(self, None)
 
-    def misfits(self) -> StepsChanged:
+    def misfits(self) -> errors.StepsChanged:
         """Hold the request, because the recalled result does not fit the code. Return the error to raise."""
         with self.steps._locked():
             return self.steps._changed(

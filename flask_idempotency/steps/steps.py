@@ -20,16 +20,8 @@ from functools import wraps
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
-from flask_idempotency.engine import ending
+from flask_idempotency.engine import ending, errors
 from flask_idempotency.engine.ending import IN_STREAM, Running, in_stream, running, work_here
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    IdempotencyError,
-    NotStorable,
-    ResultNotRebuilt,
-    StepsChanged,
-)
 from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, Effects
 from flask_idempotency.engine.keys import keyed_name
 from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
@@ -355,9 +347,9 @@ def _noted(work: Running) -> Iterator[None]:
     """
     try:
         yield
-    except ConfigurationError:
+    except errors.ConfigurationError:
         raise
-    except IdempotencyError as error:
+    except errors.IdempotencyError as error:
         if work.claim is not None and work.claim.steps is not None:
             work.claim.steps.refusals.append(error)
         raise
@@ -383,9 +375,9 @@ def _recalled(work: Running, run: StepRun) -> Any:
     if run.result is not None:
         try:
             return values.from_plain(values.decode(run.result), run.step.returns)
-        except (StepsChanged, CorruptRecord) as error:
+        except (errors.StepsChanged, errors.CorruptRecord) as error:
             cause = error
-        except ResultNotRebuilt as error:
+        except errors.ResultNotRebuilt as error:
             _log_not_rebuilt(work, run, error)
             with _noted(work):
                 raise
@@ -400,17 +392,17 @@ def _finish(call: _Call, value: Any) -> Any:
         return value
     returns, why = run.step.returns, ""
     cause: Exception | None = None
-    not_rebuilt: ResultNotRebuilt | None = None
+    not_rebuilt: errors.ResultNotRebuilt | None = None
     with _noted(work), work.shield():
         try:
             data, back = values.encode(values.to_plain(value, returns)), None
             try:
                 back = values.from_plain(values.decode(data), returns)
-            except ResultNotRebuilt as error:
+            except errors.ResultNotRebuilt as error:
                 not_rebuilt = error
-        except NotStorable as error:
+        except errors.NotStorable as error:
             why, cause = str(error), error
-        except StepsChanged as error:
+        except errors.StepsChanged as error:
             why, cause = f"`returns` cannot rebuild it: {error}", error
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything, after its effect
             why, cause = f"{type(error).__name__} was raised when it was written and read back", error
@@ -431,12 +423,12 @@ def _finish(call: _Call, value: Any) -> Any:
             )
     text = f"the result of step {run.step.name!r} cannot be kept: {why}"
     if work.strict:
-        raise NotStorable(f"{text}. The step counts as done.") from cause
+        raise errors.NotStorable(f"{text}. The step counts as done.") from cause
     _log.error("%s: %s. A retry that needs it is quarantined.", work.operation, text)
     return value
 
 
-def _log_not_rebuilt(work: Running, run: StepRun, error: ResultNotRebuilt) -> None:
+def _log_not_rebuilt(work: Running, run: StepRun, error: errors.ResultNotRebuilt) -> None:
     _log.warning(
         "%s: the step %r is done, and %s. The request is paused, and its next retry rebuilds the result again.",
         work.operation,
