@@ -350,32 +350,15 @@ def forget_entries(dialect: Dialect) -> sa.Delete:
     return sa.delete(schema.audit).where(_u.tenant_id == binary("my_tenant_id"))
 
 
-def delete_expired_activity(dialect: Dialect) -> Any:
-    """Delete a batch of minutes and hours that have expired, the earliest first."""
-    return _delete_expired(dialect, schema.activity, _a.owner, _a.bucket_length, _a.bucket_start)
+SWEPT: Final = (schema.activity, schema.activity_tokens, schema.observations, schema.audit)
+"""Where `SqlExpiry.sweep` removes what has expired, beside records."""
 
 
-def delete_expired_tokens(dialect: Dialect) -> Any:
-    """Delete a batch of tokens that have expired, the earliest first."""
-    return _delete_expired(dialect, schema.activity_tokens, _t.token)
-
-
-def delete_expired_observations(dialect: Dialect) -> Any:
-    """Delete a batch of observations that have expired, the earliest first."""
-    return _delete_expired(dialect, schema.observations, _o.record_id)
-
-
-def delete_expired_entries(dialect: Dialect) -> Any:
-    """Delete a batch of audit entries that have expired, the earliest first."""
-    return _delete_expired(dialect, schema.audit, _u.token)
-
-
-SWEPT: Final = (delete_expired_activity, delete_expired_tokens, delete_expired_observations, delete_expired_entries)
-"""What `SqlExpiry.sweep` removes beside records."""
-
-
-def _delete_expired(dialect: Dialect, table: Any, *keys: sa.ColumnElement[Any]) -> Any:
+def delete_expired(dialect: Dialect, table: sa.Table) -> Any:
+    """Delete a batch of rows of one of these tables that have expired, the earliest first."""
     expired = table.c.expires_at <= bigint("my_horizon"), table.c.expires_at <= dialect.now
-    first = sa.select(*keys).where(*expired).order_by(table.c.expires_at).limit(integer("my_limit"))
+    first = (
+        sa.select(*table.primary_key.columns).where(*expired).order_by(table.c.expires_at).limit(integer("my_limit"))
+    )
     # Repeat the condition: another worker may have changed the row between the select and its lock.
     return of_chosen(dialect, first, lambda these: sa.delete(table).where(these, *expired))

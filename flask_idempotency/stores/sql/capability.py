@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection
 
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.dialects import Dialect, made
+from flask_idempotency.stores.sql.dialects import made
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY
 
-Make: TypeAlias = Callable[[Dialect], Any]
-"""Makes a statement. `statements.py` explains its parameters."""
+Make: TypeAlias = Callable[..., Any]
+"""Makes a statement for a dialect, in the form that further arguments choose. `statements.py` explains its parameters."""
 
 
 class SqlCapability:
@@ -26,9 +26,9 @@ class SqlCapability:
         self._database = database
         self._now = now
 
-    def _send(self, connection: RecordConnection, make: Make, parameters: Any) -> Any:
-        """Return the result of this statement on a connection that the caller has."""
-        return connection.execute(made(make, self._database.dialect), parameters)
+    def _send(self, connection: RecordConnection, make: Make, parameters: Any, *form: Any) -> Any:
+        """Return the result of this statement, in this form, on a connection that the caller has."""
+        return connection.execute(made(make, self._database.dialect, *form), parameters)
 
     def _page(
         self, ends: Make, make: Make, *, limit: int, looked: int = 0, long: bool = False, **parameters: Any
@@ -48,17 +48,17 @@ class SqlCapability:
 
         return self._database.run(page, long=long)
 
-    def _rows(self, make: Make, *, long: bool = False, **parameters: Any) -> Sequence[Any]:
+    def _rows(self, make: Make, *form: Any, long: bool = False, **parameters: Any) -> Sequence[Any]:
         """Return all rows. `long` as for `Database.run`."""
         given = {**parameters, "now": self._now()}
-        return self._database.run(lambda c: self._send(c, make, given).all(), long=long)
+        return self._database.run(lambda c: self._send(c, make, given, *form).all(), long=long)
 
     def _row(self, make: Make, **parameters: Any) -> Any | None:
         """Return the only row, or None if there is none."""
         given = {**parameters, "now": self._now()}
         return self._database.run(lambda c: self._send(c, make, given).one_or_none())
 
-    def _change(self, make: Make, *, long: bool = False, **parameters: Any) -> int:
+    def _change(self, make: Make, *form: Any, long: bool = False, **parameters: Any) -> int:
         """Return how many rows the statement changed."""
         given = {**parameters, "now": self._now()}
-        return int(self._database.run(lambda c: self._send(c, make, given).rowcount, long=long))
+        return int(self._database.run(lambda c: self._send(c, make, given, *form).rowcount, long=long))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from typing import Any, Final, Protocol, TypeAlias
 
 from sqlalchemy.exc import DBAPIError
@@ -526,6 +527,7 @@ def number_of(rid: bytes) -> int:
     return int.from_bytes(rid[:8], "big", signed=True)
 
 
+@cache
 def voiding_of(dialect: Dialect) -> Insert | InsertInTurn:
     """Return what claims a key in a transaction that also voids it, whatever the strategy of other claims is."""
     return Insert(dialect) if dialect.name == POSTGRESQL else InsertInTurn(dialect)

@@ -12,33 +12,19 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, StoredPayload
+from flask_idempotency.engine.model import CORRUPT, State, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql import dialects, schema, statements
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, bigint, binary, integer, made, string
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, made, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.schema import records
-from flask_idempotency.stores.sql.statements import (
-    BOOKED,
-    ONE,
-    ZERO,
-    booked,
-    columns,
-    count_by_key,
-    ended_wait,
-    holds_seen,
-    is_erased_since,
-    is_mine,
-    key_is_there,
-    others_update,
-    owners,
-    word,
-)
+from flask_idempotency.stores.sql.statements import ONE, ZERO, is_mine, word
 from flask_idempotency.stores.sql.writes import proven, returned
 
 _r = records.c
@@ -63,13 +49,13 @@ class Form(NamedTuple):
 
 def complete(dialect: Dialect, form: Form) -> Any:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
-    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
+    statement, now = statements.owners(dialect, schema.PROCESSING, schema.QUARANTINED)
     return _completed(dialect, statement, now, form)
 
 
 def resolve(dialect: Dialect, form: Form) -> Any:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
-    statement, now = others_update(dialect, _r.state == word(schema.QUARANTINED))
+    statement, now = statements.others_update(dialect, _r.state == word(schema.QUARANTINED))
     return _completed(dialect, statement.values(token=binary("my_token")), now, form._replace(closes=True))
 
 
@@ -80,22 +66,22 @@ def drop_journal(dialect: Dialect) -> sa.Delete:
 
 def book(dialect: Dialect) -> Any:
     """Add these amounts to an entry of the quota ledger. Negative amounts subtract."""
-    entry = [sa.bindparam(f"my_{name}", type_=schema.quota_buckets.c[name].type) for name in BOOKED]
-    return booked(dialect, sa.select(*entry).where(ONE == ONE))
+    entry = [sa.bindparam(f"my_{name}", type_=schema.quota_buckets.c[name].type) for name in statements.BOOKED]
+    return statements.booked(dialect, sa.select(*entry).where(ONE == ONE))
 
 
 def why_not_sealed(dialect: Dialect) -> sa.Select[Any]:
     """Read why a sealed response was not stored: if its tenant was erased since, and if its data key is enabled."""
     reasons: list[sa.ColumnElement[Any]] = [
-        is_erased_since(records).label("erased"),
-        key_is_there(records).label("kept"),
+        statements.is_erased_since(records).label("erased"),
+        statements.key_is_there(records).label("kept"),
     ]
     return dialect.in_session(sa.select(*reasons).where(is_mine()))
 
 
 def may_be_sealed() -> sa.ColumnElement[bool]:
     """Match a row that may store a response sealed with this data key."""
-    return sa.and_(key_is_there(records), ~is_erased_since(records))
+    return sa.and_(statements.key_is_there(records), ~statements.is_erased_since(records))
 
 
 def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int], form: Form) -> Any:
@@ -121,17 +107,17 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
         reason=sa.null(),
         wrapping_key_id=string("my_wrapping_key_id"),
         data_key_number=integer("my_data_key_number"),
-        succeeded=ended_wait(dialect),
+        succeeded=statements.ended_wait(dialect),
         resolver_due_at=ZERO,
         **({"response_expires_at": ends} if remembers else {}),
     )
-    told = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
+    told = [*statements.columns(without="response"), now.label("now")] if tells else [_r.fence]
     if closes:
         completed = completed.values(steps=ZERO, step_write=ZERO)
     entry: list[sa.ColumnElement[Any]] = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size] if counted else []
     if counted and remembers:
         entry.append(_r.response_expires_at)
-    if dialect.name != POSTGRESQL:
+    if dialect.name != dialects.POSTGRESQL:
         shown = told if tells else [*told, *entry]
         return (
             returned(dialect, completed, is_mine(), *shown) if tells or counted else proven(dialect, completed, *shown)
@@ -152,14 +138,16 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
         added = sa.select(
             done.c._tenant_id, word(schema.RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
         )
-        return statement_told.add_cte(booked(dialect, added.where(done.c._in_quota == ONE)).cte("into_ledger"))
+        return statement_told.add_cte(
+            statements.booked(dialect, added.where(done.c._in_quota == ONE)).cte("into_ledger")
+        )
     # Both may end in one bucket, and a statement must not update a row twice.
     record = sa.select(done.c._expires_at.label("bucket_end"), ONE.label("records"), ZERO.label("bytes"))
     stored = sa.select(done.c._response_expires_at, ZERO, done.c._response_size)
     two = sa.union_all(*(each.where(done.c._in_quota == ONE) for each in (record, stored))).subquery("two")
     sums = (sa.cast(sa.func.sum(two.c[name]), sa.BigInteger) for name in ("records", "bytes"))
     both = sa.select(binary("my_tenant_id"), word(schema.RESPONSES), two.c.bucket_end, ZERO, _shard(), *sums)
-    return statement_told.add_cte(booked(dialect, both.group_by(two.c.bucket_end)).cte("into_ledger"))
+    return statement_told.add_cte(statements.booked(dialect, both.group_by(two.c.bucket_end)).cte("into_ledger"))
 
 
 def _next_bucket_end(dialect: Dialect, ends: sa.ColumnElement[int], width_name: str) -> sa.ColumnElement[int]:
@@ -180,7 +168,7 @@ def page_end(dialect: Dialect) -> sa.Select[Any]:
 def scan(dialect: Dialect) -> sa.Select[Any]:
     """Read the live responses of a page. Two parameters limit it: a tenant, and a wrapping key to leave out."""
     tenant_id, wrapping_key_id = binary("my_tenant_id"), string("my_wrapping_key_id")
-    shown = sa.select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
+    shown = sa.select(_r.record_id, _r.tenant_id, *statements.columns(), dialect.now.label("now"))
     return shown.where(
         _r.record_id > binary("my_after"),
         _r.record_id <= binary("my_until"),
@@ -192,19 +180,26 @@ def scan(dialect: Dialect) -> sa.Select[Any]:
 
 def count_responses(dialect: Dialect) -> sa.Select[Any]:
     """Count the responses under each wrapping key. Include expired responses, but not wiped ones."""
-    return count_by_key(records, "responses").where(_is_completed())
+    return statements.count_by_key(records, "responses").where(_is_completed())
 
 
-def replace(dialect: Dialect) -> Any:
-    """Replace the payload if it still is the one that was seen. Keep the time at which it expires."""
+def replace(dialect: Dialect, sealed: bool = False) -> Any:
+    """Replace the payload if it still is the one that was seen. Keep the time at which it expires.
+
+    `sealed`: refuse if the new payload's data key is missing, or the tenant was erased since the first request.
+    """
     statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
-    return _replaced(dialect, statement)
-
-
-def replace_sealed(dialect: Dialect) -> Any:
-    """Replace like `replace`, if the new payload's data key exists and the tenant was not erased since."""
-    statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen(), may_be_sealed())
-    return _replaced(dialect, statement)
+    if sealed:
+        statement = statement.where(may_be_sealed())
+    new: dict[str, Any] = {
+        "state": sa.bindparam("my_state", type_=sa.String),
+        "status": sa.bindparam("my_status", type_=_r.status.type),
+        "response_size": bigint("my_response_size"),
+        "response": binary("my_response"),
+        "wrapping_key_id": string("my_wrapping_key_id"),
+        "data_key_number": integer("my_data_key_number"),
+    }
+    return proven(dialect, statement.values(new), _r.fence)
 
 
 def read_if_as_seen(dialect: Dialect) -> sa.Select[Any]:
@@ -238,7 +233,10 @@ def _condemned(dialect: Dialect, statement: sa.Update, since: sa.ColumnElement[i
         _r.lease_expires_at: since,
         _r.expires_at: sa.null(),
         _r.response_expires_at: sa.null(),
-        _r.succeeded: _succeeded(),
+        # A quarantined row no longer shows in its state if the response is a success.
+        _r.succeeded: sa.case(
+            (_r.state == word(schema.COMPLETED), ONE), (_r.state == word(schema.FAILED), ZERO), else_=_r.succeeded
+        ),
     }
     return dialect.assigned(statement, values, last=_r.state)
 
@@ -287,27 +285,8 @@ def count(
         connection.execute(made(book, dialect), {**parameters, **amounts})
 
 
-def _succeeded() -> sa.ColumnElement[int]:
-    """Read from the state if the response is a success. A quarantined row no longer shows it there."""
-    return sa.case(
-        (_r.state == word(schema.COMPLETED), ONE), (_r.state == word(schema.FAILED), ZERO), else_=_r.succeeded
-    )
-
-
 def _is_completed() -> sa.ColumnElement[bool]:
     return _r.state.in_((word(schema.COMPLETED), word(schema.FAILED)))
-
-
-def _replaced(dialect: Dialect, statement: Any) -> Any:
-    new: dict[str, Any] = {
-        "state": sa.bindparam("my_state", type_=sa.String),
-        "status": sa.bindparam("my_status", type_=_r.status.type),
-        "response_size": bigint("my_response_size"),
-        "response": binary("my_response"),
-        "wrapping_key_id": string("my_wrapping_key_id"),
-        "data_key_number": integer("my_data_key_number"),
-    }
-    return proven(dialect, statement.values(new), _r.fence)
 
 
 def _holds_seen() -> sa.ColumnElement[bool]:
@@ -315,12 +294,12 @@ def _holds_seen() -> sa.ColumnElement[bool]:
     return sa.and_(
         _r.state == sa.bindparam("seen_state", type_=sa.String),
         _r.status == sa.bindparam("seen_status", type_=_r.status.type),
-        holds_seen(records, "response"),
+        statements.holds_seen(records, "response"),
     )
 
 
 def _locked(dialect: Dialect, statement: sa.Select[Any]) -> sa.Select[Any]:
-    return statement if dialect.name == SQLITE else statement.with_for_update()
+    return statement if dialect.name == dialects.SQLITE else statement.with_for_update()
 
 
 SHARDS: Final = 8
@@ -360,7 +339,7 @@ class CompletionWriter:
         dialect, counted, closes = self.dialect, self.counts, closes or resolving
         sealed, remembers = bool(parameters["my_data_key_number"]) and not checked, "remember" in parameters
         statement = made(resolve if resolving else complete, dialect, Form(sealed, counted, tells, closes, remembers))
-        if dialect.name == POSTGRESQL or not (counted or closes):
+        if dialect.name == dialects.POSTGRESQL or not (counted or closes):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
         with (
@@ -409,14 +388,42 @@ def answer_of(key: StorageKey, payload: StoredPayload, keep: float, remember: fl
 
 def facts_of(payload: StoredPayload, whose: str) -> dict[str, Any]:
     """Return a payload as parameters. `whose` is `my` for values to write, and `seen` for values to compare."""
-    by = payload.sealed_by
     return {
         f"{whose}_state": schema.COMPLETED if payload.success else schema.FAILED,
         f"{whose}_status": payload.status,
-        f"{whose}_response_size": payload.byte_size,
-        f"{whose}_response": payload.data,
-        f"{whose}_wrapping_key_id": None if by is None else by.kid,
-        f"{whose}_data_key_number": None if by is None else by.number,
+        **stored(payload, f"{whose}_response", whose),
+    }
+
+
+def stored(payload: StoredPayload | None, column: str, whose: str, suffix: str = "") -> dict[str, Any]:
+    """Return the parameters of the columns that a record or a step keeps of a payload: data, size and data key."""
+    by = None if payload is None else payload.sealed_by
+    return {
+        f"{column}_size{suffix}": 0 if payload is None else payload.byte_size,
+        f"{column}{suffix}": None if payload is None else payload.data,
+        f"{whose}_wrapping_key_id{suffix}": None if by is None else by.kid,
+        f"{whose}_data_key_number{suffix}": None if by is None else by.number,
+    }
+
+
+_ROW_STATES: Final = {
+    State.PROCESSING: (schema.PROCESSING, schema.PROCESSING),
+    State.QUARANTINED: (schema.QUARANTINED, schema.QUARANTINED),
+    State.COMPLETED: (schema.COMPLETED, schema.FAILED),
+}
+
+
+def as_seen(seen: SeenRecord) -> dict[str, Any]:
+    """Return the parameters of `statements.is_as_met`, which compares a record with what the caller saw."""
+    state, other = _ROW_STATES[seen.record.state]
+    return {
+        "my_record_id": seen.key.rid,
+        "seen_state": state,
+        "seen_other": other,
+        "seen_token": seen.record.token,
+        "seen_deadline": in_microseconds(
+            seen.record.deadline if seen.record.remembered_until is None else seen.record.remembered_until
+        ),
     }
 
 

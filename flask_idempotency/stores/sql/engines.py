@@ -20,15 +20,8 @@ from sqlalchemy.pool import SingletonThreadPool, reset_none
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
-from flask_idempotency.stores.sql.dialects import (
-    MYSQL,
-    POSTGRESQL,
-    SQLITE,
-    Dialect,
-    dialect_of,
-    kind_of,
-    refuse_relative,
-)
+from flask_idempotency.stores.sql import dialects
+from flask_idempotency.stores.sql.dialects import Dialect, kind_of
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver
 from flask_idempotency.stores.sql.mysql import Numbers
 from flask_idempotency.stores.sql.naming import PATH, READ_PATH
@@ -39,7 +32,7 @@ AnswerT = TypeVar("AnswerT")
 
 def hide_parameters(engine: EngineT) -> EngineT:
     """Stop this engine from logging result rows. It still logs its statements. Return the engine."""
-    engine._should_log_debug = _never  # type: ignore[method-assign]
+    engine._should_log_debug = lambda: False  # type: ignore[method-assign]
     return engine
 
 
@@ -52,10 +45,6 @@ def without_logging(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection._echo = echo
-
-
-def _never() -> bool:
-    return False
 
 
 READ_TIMEOUT_SECONDS: Final = 5.0
@@ -162,7 +151,7 @@ def open_engines(
             f"IDEMPOTENCY_STORE: {type(base).__module__}.{type(base).__name__} is not a database that Flask can use. "
             "Pass an Engine of SQLAlchemy's (none of its asyncio kin), a function that returns one, or a URL."
         )
-    dialect = dialect_of(base.dialect.name)
+    dialect = dialects.dialect_of(base.dialect.name)
     if is_in_memory(base):
         if not joined:
             raise _in_memory()
@@ -204,12 +193,12 @@ def _written(bind: str | URL) -> str:
 
 
 def _connect_args(url: URL, *, for_records: bool = False) -> dict[str, Any]:
-    if kind_of(url.get_backend_name()) == MYSQL and url.get_driver_name() in ("pymysql", "mysqldb"):
+    if kind_of(url.get_backend_name()) == dialects.MYSQL and url.get_driver_name() in ("pymysql", "mysqldb"):
         waits = {"connect_timeout": CONNECT_SECONDS}
         if for_records:
             waits |= dict.fromkeys(("read_timeout", "write_timeout"), int(READ_TIMEOUT_SECONDS))
         return {name: value for name, value in waits.items() if name not in url.query}
-    if url.get_backend_name() != POSTGRESQL or url.get_driver_name() not in ("psycopg", "psycopg2"):
+    if url.get_backend_name() != dialects.POSTGRESQL or url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
     wanted = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": UNANSWERED_MS}
     return {name: value for name, value in wanted.items() if name not in url.query}
@@ -230,7 +219,7 @@ def is_in_memory(engine: Engine) -> bool:
 
 def names_memory(url: URL) -> bool:
     """Return True for a SQLite database that lives in a process's memory, and in no file."""
-    if url.get_backend_name() != SQLITE:
+    if url.get_backend_name() != dialects.SQLITE:
         return False
     name = url.database or ""
     return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
@@ -246,21 +235,21 @@ def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | N
     _connect_in_time(base, pool)
     # After the application's listeners, and before SQLAlchemy's, which cannot change a transaction that has begun.
     event.listen(pool, "connect", _end_transaction)
-    if dialect.name == POSTGRESQL:
+    if dialect.name == dialects.POSTGRESQL:
         event.listen(pool, "connect", _know_server())
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
-    if dialect.name == SQLITE and base.driver in DRIVERS:
+    if dialect.name == dialects.SQLITE and base.driver in DRIVERS:
         # Each driver then takes parameters by name, as the statements have them.
         options["paramstyle"] = "named"
     elif base.driver == "pymysql":
         options["paramstyle"] = "pyformat"
     engine = create_engine(base.url, pool=pool, **options)
-    if dialect.name == MYSQL:
+    if dialect.name == dialects.MYSQL:
         # Ours is never open when a connection returns. Older SQLAlchemy does not know this, and sends a ROLLBACK.
         engine.dialect.skip_autocommit_rollback = True
         event.listen(engine, "connect", numbers.prepare)
         return engine
-    if dialect.name == SQLITE:
+    if dialect.name == dialects.SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
     if preparing is not None:
@@ -317,7 +306,7 @@ def _know_server() -> Callable[[Any, object], None]:
         try:
             cursor.execute("SELECT version()")
             version = str(cursor.fetchone()[0])
-            refuse_relative(version)
+            dialects.refuse_relative(version)
         except ConfigurationError:
             connection.close()
             raise

@@ -14,28 +14,10 @@ import sqlalchemy as sa
 
 from flask_idempotency.engine.journal import NEVER_RESUMED
 from flask_idempotency.engine.model import CORRUPT, IN_DOUBT
-from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.completion import may_be_sealed
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
-from flask_idempotency.stores.sql.statements import (
-    LEASE_EXPIRED,
-    ONE,
-    RELEASED_KEEP,
-    ZERO,
-    count_by_key,
-    ended_wait,
-    erased,
-    has_answer,
-    holds_seen,
-    is_as_met,
-    is_erased_since,
-    is_mine,
-    key_is_there,
-    others_update,
-    owners,
-    unlocked,
-    word,
-)
+from flask_idempotency.stores.sql.statements import ONE, ZERO, is_mine, word
 from flask_idempotency.stores.sql.writes import proven, returned, upserted
 
 MOST_AT_ONCE: Final = 3
@@ -167,11 +149,12 @@ def resume(dialect: Dialect) -> Any:
         _r.state == word(schema.QUARANTINED),
         _r.fence == bigint("my_fence"),
         _r.step_write == integer("seen_write"),
-        ~has_answer(),
+        ~statements.has_answer(),
         _r.reason.is_distinct_from(word(CORRUPT)),
     )
-    statement, now = others_update(dialect, *as_seen)
-    pauses = _opens()
+    statement, now = statements.others_update(dialect, *as_seen)
+    # Then no plain step is in doubt after this write, so another attempt may go on.
+    pauses = sa.bindparam("my_on_expiry", type_=sa.String) == word(schema.TAKEOVER)
     resumed = statement.values(
         token=binary("my_token"),
         state=sa.case((pauses, word(schema.PROCESSING)), else_=_r.state),
@@ -191,14 +174,18 @@ def give_up(dialect: Dialect) -> Any:
     seen = sa.and_(
         is_mine(),
         _r.state == word(schema.PROCESSING),
-        is_as_met(),
+        statements.is_as_met(),
         _r.on_expiry == word(schema.TAKEOVER),
         _r.steps > ZERO,
         _r.lease_expires_at <= horizon,
         _r.lease_expires_at <= dialect.now,
     )
-    values = {"state": word(schema.QUARANTINED), "reason": word(NEVER_RESUMED), "succeeded": ended_wait(dialect)}
-    return unlocked(dialect, seen, values)
+    values = {
+        "state": word(schema.QUARANTINED),
+        "reason": word(NEVER_RESUMED),
+        "succeeded": statements.ended_wait(dialect),
+    }
+    return statements.unlocked(dialect, seen, values)
 
 
 def release(dialect: Dialect) -> Any:
@@ -207,8 +194,8 @@ def release(dialect: Dialect) -> Any:
     A released row stays for a day, but only an operator sees it. Do not release a corrupt record: its view has run, even if
     its response is unreadable.
     """
-    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
-    uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
+    statement, now = statements.owners(dialect, schema.PROCESSING, schema.QUARANTINED)
+    uncondemned = statement.where(~statements.has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
     is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(schema.TAKEOVER)
     ended = dialect.smaller(_r.lease_expires_at, now)
     released = uncondemned.values(
@@ -219,8 +206,8 @@ def release(dialect: Dialect) -> Any:
         token=sa.case((sa.and_(~is_free, resumes), binary("my_paused_token")), else_=_r.token),
         # In doubt, the lease stays: a call that timed out may still arrive, and a resolver waits for that.
         lease_expires_at=sa.case((is_free, sa.null()), (resumes, ended), else_=_r.lease_expires_at),
-        expires_at=sa.case((is_free, now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger))),
-        succeeded=ended_wait(dialect),
+        expires_at=sa.case((is_free, now + sa.literal_column(str(statements.RELEASED_KEEP), sa.BigInteger))),
+        succeeded=statements.ended_wait(dialect),
         resolver_due_at=sa.case((sa.or_(is_free, resumes), ZERO), else_=_r.resolver_due_at),
     )
     return returned(dialect, released, is_mine(), _r.state, _r.token, _r.step_write, _r.requested_at)
@@ -254,7 +241,7 @@ def walk(dialect: Dialect) -> sa.Select[Any]:
 
 def count_payloads(dialect: Dialect) -> sa.Select[Any]:
     """Count the payloads of steps under each wrapping key. Leave out wiped ones."""
-    return count_by_key(schema.steps, "payloads").select_from(_current()).where(_s.payload.is_not(None))
+    return statements.count_by_key(schema.steps, "payloads").select_from(_current()).where(_s.payload.is_not(None))
 
 
 def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
@@ -264,7 +251,7 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
     """
     statement = sa.update(schema.steps).where(_holds_seen(), _lives())
     if sealed:
-        statement = statement.where(key_is_there(schema.steps), ~is_erased_since(schema.steps))
+        statement = statement.where(statements.key_is_there(schema.steps), ~statements.is_erased_since(schema.steps))
     new: dict[str, Any] = {
         "payload": binary("my_payload"),
         "payload_size": bigint("my_payload_size"),
@@ -277,8 +264,8 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
 def why_not_replaced(dialect: Dialect) -> sa.Select[Any]:
     """Read if a step still holds the payload that was seen, if its tenant was erased since, and if its data key is enabled."""
     reasons: list[sa.ColumnElement[Any]] = [
-        is_erased_since(schema.steps).label("erased"),
-        key_is_there(schema.steps).label("kept"),
+        statements.is_erased_since(schema.steps).label("erased"),
+        statements.key_is_there(schema.steps).label("kept"),
     ]
     return sa.select(*reasons).where(_holds_seen(), _lives())
 
@@ -299,13 +286,13 @@ def remove_orphan(dialect: Dialect) -> Any:
 
 
 def _held(dialect: Dialect, *, opens: bool, sealed: bool = False) -> Any:
-    statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
+    statement, now = statements.owners(dialect, schema.PROCESSING, schema.QUARANTINED)
     number = integer("my_write")
     longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
     held = statement.where(
         _r.fence == bigint("my_fence"),
         _r.step_write < number,
-        sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(LEASE_EXPIRED)),
+        sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(statements.LEASE_EXPIRED)),
     )
     if sealed:
         held = held.where(may_be_sealed())
@@ -322,11 +309,6 @@ def _held(dialect: Dialect, *, opens: bool, sealed: bool = False) -> Any:
 def _facts(now: sa.ColumnElement[int]) -> tuple[sa.ColumnElement[Any], ...]:
     """What the rows of steps take from their record."""
     return _r.record_id, _r.tenant_id, _r.requested_at, _r.fence, _r.attempt, now.label("now")
-
-
-def _opens() -> sa.ColumnElement[bool]:
-    """No plain step is in doubt after this write, so another attempt may go on."""
-    return sa.bindparam("my_on_expiry", type_=sa.String) == word(schema.TAKEOVER)
 
 
 class _Life(NamedTuple):
@@ -401,11 +383,11 @@ def _journal() -> sa.Select[Any]:
 
 def _shown() -> tuple[sa.ColumnElement[Any], ...]:
     columns = ("step_id", "fence", "began_at", "finished_at", *(name for name in ENTERED if name != "position"))
-    return (*(_s[name] for name in columns), erased(schema.steps, _s.tenant_id))
+    return (*(_s[name] for name in columns), statements.erased(schema.steps, _s.tenant_id))
 
 
 def _is_unfinished() -> sa.ColumnElement[bool]:
-    return sa.and_(_r.state.in_((word(schema.PROCESSING), word(schema.QUARANTINED))), ~has_answer())
+    return sa.and_(_r.state.in_((word(schema.PROCESSING), word(schema.QUARANTINED))), ~statements.has_answer())
 
 
 def _current() -> Any:
@@ -426,5 +408,5 @@ def _holds_seen() -> sa.ColumnElement[bool]:
     return sa.and_(
         _s.record_id == binary("my_record_id"),
         _s.step_id == binary("my_step_id"),
-        holds_seen(schema.steps, "payload"),
+        statements.holds_seen(schema.steps, "payload"),
     )

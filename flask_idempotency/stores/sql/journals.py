@@ -7,13 +7,8 @@ from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 from sqlalchemy import Connection
 
+from flask_idempotency.engine import errors
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    LeaseLost,
-    StoreUnavailable,
-)
 from flask_idempotency.engine.journal import (
     EMPTY,
     MOST_STEPS,
@@ -31,7 +26,7 @@ from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements as statements
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter, refuse_sealed
+from flask_idempotency.stores.sql.completion import CompletionWriter, as_seen, is_sealed, refuse_sealed, stored
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds, made
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
@@ -67,7 +62,7 @@ class JournalWriter:
         """
         dialect, opens, forms = self._dialect, not writing.in_doubt, tuple(map(_form, writing.enter))
         if self.is_one_statement(writing):
-            given: dict[str, Any] = {"my_data_key_number": _sealing_number(writing.enter), **parameters}
+            given: dict[str, Any] = {"my_data_key_number": next(iter(_numbers(writing.enter)), None), **parameters}
             for number, entry in enumerate(writing.enter):
                 given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
             sealed = bool(given["my_data_key_number"])
@@ -112,12 +107,12 @@ class JournalWriter:
         """
         found = connection.execute(made(statements.why_not_held, self._dialect), parameters).one_or_none()
         if found is None:
-            raise LeaseLost("the record is gone")
+            raise errors.LeaseLost("the record is gone")
         check_standing(found)
         if found.token != parameters["my_token"] or found.fence != parameters["my_fence"]:
-            raise LeaseLost("the record belongs to another worker")
+            raise errors.LeaseLost("the record belongs to another worker")
         if found.state != PROCESSING and (found.state != QUARANTINED or found.reason != LEASE_EXPIRED):
-            raise LeaseLost("the record is completed, released or quarantined")
+            raise errors.LeaseLost("the record is completed, released or quarantined")
         if found.step_write >= parameters["my_write"]:
             return True
         self.refuse_without_keys(connection, parameters, writing.enter)
@@ -152,8 +147,6 @@ def _of_life(parameters: Mapping[str, Any], held: Any) -> dict[str, Any]:
 
 def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[str, Any]:
     """Return the parameters that enter this step, the `number`-th of its write."""
-    payload = entry.payload
-    by = None if payload is None else payload.sealed_by
     return {
         f"my_step_id{suffix}": entry.id,
         f"my_position{suffix}": write * (MOST_STEPS + 1) + number,
@@ -163,10 +156,7 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
         f"my_kept{suffix}": int(entry.kept),
         f"my_digest{suffix}": entry.digest,
         f"my_took{suffix}": in_microseconds(entry.took),
-        f"my_payload_size{suffix}": 0 if payload is None else payload.byte_size,
-        f"my_payload{suffix}": None if payload is None else payload.data,
-        f"my_wrapping_key_id{suffix}": None if by is None else by.kid,
-        f"my_data_key_number{suffix}": None if by is None else by.number,
+        **stored(entry.payload, "my_payload", "my", suffix),
     }
 
 
@@ -213,7 +203,7 @@ class SqlJournals(SqlCapability):
         parameters = {"my_record_id": key.rid, "my_token": token, "my_fence": fence}
         rows = self._database.send(lambda connection: self._send(connection, statements.recall, parameters).all())
         if not rows:
-            raise LeaseLost("the record belongs to another worker, or is completed")
+            raise errors.LeaseLost("the record belongs to another worker, or is completed")
         return _journal(rows)
 
     def complete(
@@ -230,7 +220,7 @@ class SqlJournals(SqlCapability):
             return False
         dialect = self._database.dialect
         parameters = {
-            **_as_seen(seen, QUARANTINED),
+            **as_seen(seen),
             "my_token": token,
             "my_fence": journal.fence,
             "seen_write": journal.write,
@@ -259,7 +249,7 @@ class SqlJournals(SqlCapability):
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
         if seen.record.state is not State.PROCESSING:
             return False
-        given = {**_as_seen(seen, PROCESSING), "my_horizon": in_microseconds(horizon)}
+        given = {**as_seen(seen), "my_horizon": in_microseconds(horizon)}
         return self._row(statements.give_up, **given) is not None
 
     def walk(
@@ -272,20 +262,13 @@ class SqlJournals(SqlCapability):
 
     def replace(self, key: StorageKey, step: bytes, old: StoredPayload, new: StoredPayload) -> bool:
         dialect = self._database.dialect
-        by, seen_by = new.sealed_by, old.sealed_by
-        sealed = by is not None and by.number != 0
         parameters = {
             "my_record_id": key.rid,
             "my_step_id": step,
-            "my_payload": new.data,
-            "my_payload_size": new.byte_size,
-            "my_wrapping_key_id": None if by is None else by.kid,
-            "my_data_key_number": None if by is None else by.number,
-            "seen_payload": old.data,
-            "seen_payload_size": old.byte_size,
-            "seen_wrapping_key_id": None if seen_by is None else seen_by.kid,
-            "seen_data_key_number": None if seen_by is None else seen_by.number,
+            **stored(new, "my_payload", "my"),
+            **stored(old, "seen_payload", "seen"),
         }
+        sealed = is_sealed(parameters)
 
         def replace(connection: Connection) -> bool:
             replaced = connection.execute(made(statements.replace, dialect, sealed=sealed), parameters).one_or_none()
@@ -330,28 +313,17 @@ class SqlJournals(SqlCapability):
                     written = writer.write(connection, parameters, writing)
             if written or writer.is_done(connection, parameters, writing):
                 return
-        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+        raise errors.StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
 
 def _refuse_beside_transaction(writing: JournalWrite) -> NoReturn:
     """Refuse a write that would wait five seconds for the session of a transactional step, on SQLite."""
     if any(entry.state is StepState.BEGUN for entry in writing.enter):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "a step began in one thread while a transactional step of the same request runs in another. SQLite has one "
             "writer at a time, so take such steps one after the other, or use PostgreSQL."
         )
-    raise StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
-
-
-def _as_seen(seen: SeenRecord, state: str) -> dict[str, Any]:
-    """Return the parameters that compare a record with what the caller saw. It must have been in this state."""
-    return {
-        "my_record_id": seen.key.rid,
-        "seen_state": state,
-        "seen_other": state,
-        "seen_token": seen.record.token,
-        "seen_deadline": in_microseconds(seen.record.deadline),
-    }
+    raise errors.StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
 
 
 def _form(entry: Entry) -> Form:
@@ -364,16 +336,11 @@ def _numbers(entries: Sequence[Entry]) -> set[int]:
     return {by.number for by in sealed if by is not None and by.number != 0}
 
 
-def _sealing_number(entries: Sequence[Entry]) -> int | None:
-    """Return the number of the data key that entries of one statement need. None: they need none."""
-    return next(iter(_numbers(entries)), None)
-
-
 def _journal(rows: Sequence[Any]) -> Journal:
     first = rows[0]
     entries = tuple(_entry(row) for row in rows if row.step_id is not None)
     if not isinstance(first.record_fence, int) or not isinstance(first.step_write, int):
-        raise CorruptRecord("the row's fence or step_write is invalid")
+        raise errors.CorruptRecord("the row's fence or step_write is invalid")
     erased = any(row.erased and row.payload is not None for row in rows)
     return Journal(entries, fence=first.record_fence, write=first.step_write, erased=erased)
 
@@ -381,7 +348,7 @@ def _journal(rows: Sequence[Any]) -> Journal:
 def _answer(row: Any) -> StepAnswer:
     tokens = ((row.token, TOKEN_BYTES), (row.fingerprint, FINGERPRINT_BYTES))
     if any(not isinstance(each, bytes) or len(each) != size for each, size in tokens):
-        raise CorruptRecord("the row's token or fingerprint is invalid")
+        raise errors.CorruptRecord("the row's token or fingerprint is invalid")
     key = StorageKey(row.record_id, row.tenant_id)
     return StepAnswer(key, row.token, row.fingerprint, _entry(row), erased=bool(row.erased))
 
@@ -390,22 +357,22 @@ def _entry(row: Any) -> Entry:
     """Return the step of this row. Raise `CorruptRecord` if this package did not write it."""
     numbers = (row.fence, row.took, row.began_at, row.payload_size, 0 if row.finished_at is None else row.finished_at)
     if row.effects not in _EFFECTS or row.state not in _STATES or not isinstance(row.name, str):
-        raise CorruptRecord("the name, effects or state of a recorded step is invalid")
+        raise errors.CorruptRecord("the name, effects or state of a recorded step is invalid")
     if not all(isinstance(number, int) and 0 <= number <= _BIG for number in numbers):
-        raise CorruptRecord("a number or time of a recorded step is invalid")
+        raise errors.CorruptRecord("a number or time of a recorded step is invalid")
     if not all(isinstance(each, bytes) for each in (row.step_id, row.digest)):
-        raise CorruptRecord("the id or digest of a recorded step is invalid")
+        raise errors.CorruptRecord("the id or digest of a recorded step is invalid")
     state, payload, sealed_by = _STATES[row.state], None, None
     if (state is StepState.FINISHED) != (row.finished_at is not None):
-        raise CorruptRecord("a recorded step has a time that does not fit its state")
+        raise errors.CorruptRecord("a recorded step has a time that does not fit its state")
     if row.wrapping_key_id is not None or row.data_key_number is not None:
         kid, number = row.wrapping_key_id, row.data_key_number
         if not isinstance(kid, str) or len(kid) > KID_LETTERS or not isinstance(number, int) or not 0 <= number <= _BIG:
-            raise CorruptRecord("the wrapping key or data key number of a recorded step is invalid")
+            raise errors.CorruptRecord("the wrapping key or data key number of a recorded step is invalid")
         sealed_by = SealedBy(kid, number)
     if row.payload is not None:
         if not isinstance(row.payload, bytes):
-            raise CorruptRecord("the payload of a recorded step is invalid")
+            raise errors.CorruptRecord("the payload of a recorded step is invalid")
         payload = StoredPayload(
             row.payload, PAYLOAD_STATUS, success=True, byte_size=row.payload_size, sealed_by=sealed_by
         )

@@ -17,21 +17,12 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.engine.store import Clock, MissingGrant, store_time
+from flask_idempotency.stores.sql import dialects, schema
 from flask_idempotency.stores.sql import outbox_statements as statements
-from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.admin.grants import ALL, OUTBOX_NUMBERS, lacking, to_publish
 from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction
-from flask_idempotency.stores.sql.dialects import (
-    MYSQL,
-    POSTGRESQL,
-    SQLITE,
-    commits_each_statement,
-    dialect_of,
-    in_microseconds,
-    kind_of,
-    made,
-)
+from flask_idempotency.stores.sql.dialects import in_microseconds, kind_of, made
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
@@ -70,16 +61,14 @@ def _stored(row: Any) -> outbox.StoredMessage:
         headers=headers or {},
         tenant=values["tenant"] if in_clear else None,
     )
-    binary = {"tenant": (row.tenant_id, TID_BYTES), "lane": (row.lane, outbox.LANE_BYTES)}
-    for name, (given, length) in binary.items():
-        if given is not None and len(given) != length:
-            damaged = damaged or f"its {name} is unreadable"
-    if row.body is None:
-        damaged = damaged or "its body is unreadable"
-    if row.attempts is None:
-        damaged = damaged or "its number of attempts is unreadable"
-    if headers is None:
-        damaged = damaged or "its headers are unreadable"
+    others = {
+        "tenant is": row.tenant_id is None or len(row.tenant_id) == TID_BYTES,
+        "lane is": row.lane is None or len(row.lane) == outbox.LANE_BYTES,
+        "body is": row.body is not None,
+        "number of attempts is": row.attempts is not None,
+        "headers are": headers is not None,
+    }
+    damaged = damaged or next((f"its {name} unreadable" for name, readable in others.items() if not readable), None)
     if in_clear:
         # A sealed body is longer, and cannot be planted.
         damaged = damaged or outbox.flaw_of(message if by is None else replace(message, body=b""))
@@ -145,7 +134,7 @@ class OutboxTable(SqlCapability):
         session.flush()
         connection = session.connection(bind_arguments={"bind": engine})
         refuse_inherited(connection)
-        if commits_each_statement(connection):
+        if dialects.commits_each_statement(connection):
             raise ConfigurationError(
                 "db.session commits each statement by itself (isolation level AUTOCOMMIT), so a message could be sent whose "
                 "rows are rolled back. Use another isolation level for the engine of the default bind."
@@ -155,7 +144,8 @@ class OutboxTable(SqlCapability):
 
     def _refuse_spaces(self, connection: sa.Connection) -> None:
         """On MySQL, refuse a namespace that ends in a space. All other names have no space, or are keyed hashes there."""
-        if kind_of(connection.dialect.name) == MYSQL and any(each.endswith(" ") for each in self._names.namespaces):
+        padded = any(each.endswith(" ") for each in self._names.namespaces)
+        if padded and kind_of(connection.dialect.name) == dialects.MYSQL:
             raise ConfigurationError(
                 "IDEMPOTENCY_NAMESPACE ends in a space. MariaDB and MySQL compare names without it, so a relay would take the "
                 "messages of the namespace without a space. Remove it."
@@ -176,7 +166,7 @@ class OutboxTable(SqlCapability):
         `sealed` is the body, or the whole message if `sealed_by` is set. Raises `ConfigurationError` if the table is missing,
         and `ValueError` if a message of the same id has another topic, key or body.
         """
-        dialect, names = dialect_of(connection.dialect.name), self._names
+        dialect, names = dialects.dialect_of(connection.dialect.name), self._names
         plain = sealed_by is None
         names_of_it = {
             "my_message_id": names.row_id(message),
@@ -205,7 +195,7 @@ class OutboxTable(SqlCapability):
             # The application's engine may log parameters, and these hold a body.
             with without_logging(connection):
                 # The relay may not use a SQLite database in memory, which publishes nevertheless.
-                named_by = options(None) if dialect.name == SQLITE else self._database.options
+                named_by = options(None) if dialect.name == dialects.SQLITE else self._database.options
                 ours = NamedConnection(connection, named_by)
                 if ours.scalar(made(statements.publish, dialect), parameters) is not None:
                     return
@@ -260,7 +250,7 @@ class OutboxTable(SqlCapability):
             with in_turn(connection) as mine, transaction(connection):
                 if not mine:
                     return []
-                if connection.dialect.name == POSTGRESQL:
+                if connection.dialect.name == dialects.POSTGRESQL:
                     self._send(connection, statements.relay_lock, {})
                 # A statement of its own: it must see what the relay before us committed.
                 parameters = {
@@ -380,7 +370,7 @@ class OutboxTable(SqlCapability):
                 return [
                     f"The outbox is not complete in this database: {what} is missing. {UPGRADE[0].upper()}{UPGRADE[1:]}."
                 ]
-            if connection.dialect.name != POSTGRESQL:
+            if connection.dialect.name != dialects.POSTGRESQL:
                 return []
             if fault := schema.cache_fault(
                 connection, OUTBOX_NUMBERS, "messages of one key may be sent in another order"

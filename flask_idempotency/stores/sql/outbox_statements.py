@@ -271,15 +271,15 @@ def patterns(topics: Topics, dialect: Dialect) -> dict[str, str]:
     """Return the patterns of a route as the database compares them."""
     every = [tokens_of(pattern) for pattern in (topics.pattern, *topics.before)]
     if dialect.name != SQLITE:
-        takes, *before = (f"^{''.join(map(_as_regex, tokens))}$" for tokens in every)
+        takes, *before = (f"^{''.join(_AS_REGEX.get(token, token) for token in tokens)}$" for tokens in every)
         return {"takes": takes, "before": "|".join(before) or "(?!)"}
     # GLOB has no empty list. No topic has a space.
     takes, *before = ("".join(tokens).replace("[]", " ") for tokens in every)
     return {"takes": takes, "before": json.dumps(before)}
 
 
-def _as_regex(token: str) -> str:
-    return {"*": ".*", "[]": " ", ".": "[.]"}.get(token, token)
+_AS_REGEX: Final = {"*": ".*", "[]": " ", ".": "[.]"}
+"""What these tokens of a pattern are in a regular expression. No topic has a space."""
 
 
 def delete_confirmed(dialect: Dialect) -> sa.Delete:

@@ -16,33 +16,13 @@ from sqlalchemy.sql.selectable import CTE
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
-from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql import completion, dialects, statements
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import entry, is_remembered, outlives_response, shard_of
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import (
-    MYSQL,
-    POSTGRESQL,
-    SHORT_LOCK_TIMEOUT_MS,
-    Dialect,
-    bigint,
-    binary,
-    in_microseconds,
-)
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds
 from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, steps, tenants
-from flask_idempotency.stores.sql.statements import (
-    ONE,
-    ZERO,
-    advisory_lock,
-    booked,
-    if_as_seen,
-    insert,
-    is_absent,
-    is_mine,
-    reconciling,
-    regranted,
-    word,
-)
+from flask_idempotency.stores.sql.statements import ONE, ZERO, is_mine, word
 from flask_idempotency.stores.sql.writes import of_chosen, upserted
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
@@ -57,7 +37,7 @@ def insert_within(dialect: Dialect) -> sa.Select[Any]:
     """
     limits = _limits(dialect).cte("limits")
     room = sa.select(ONE).select_from(limits).where(_has_room(dialect, limits))
-    granted = insert(dialect, within=room).cte("granted")
+    granted = statements.insert(dialect, within=room).cte("granted")
     return sa.select(granted.c.fence).add_cte(_into_window(dialect, granted, limits))
 
 
@@ -65,15 +45,17 @@ def reclaim_within(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: do the same as `reclaim`, under the conditions of `insert_within`."""
     limits = _limits(dialect).cte("limits")
     room = sa.select(ONE).select_from(limits).where(_has_room(dialect, limits))
-    update = if_as_seen(dialect, is_absent(dialect)).where(room.exists())
-    first = regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
+    update = statements.if_as_seen(dialect, statements.is_absent(dialect)).where(room.exists())
+    first = statements.regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(
+        steps=ZERO
+    )
     granted = first.returning(_r.fence, _r.attempt).cte("granted")
     return sa.select(granted.c.fence, granted.c.attempt).add_cte(_into_window(dialect, granted, limits))
 
 
 def tenant_lock(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: lock out other new keys of this tenant until the transaction ends. Read in the next statement."""
-    moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
+    moment = dialect.moment(bounded=True, lock_timeout_ms=dialects.SHORT_LOCK_TIMEOUT_MS).subquery("moment")
     lock = sa.func.pg_advisory_xact_lock(_tenant_number())
     return sa.select(lock.label("locked")).select_from(moment)
 
@@ -105,7 +87,7 @@ def usage(dialect: Dialect) -> sa.Select[Any]:
     )
     # MySQL knows no other table in there. Its clock stands still during a statement.
     open_now = (
-        windows.where(_l.bucket_end > (dialect.now if dialect.name == MYSQL else now))
+        windows.where(_l.bucket_end > (dialect.now if dialect.name == dialects.MYSQL else now))
         .group_by(_l.bucket_end, _l.window_length)
         .correlate(moment)
         .subquery("windows")
@@ -214,7 +196,7 @@ def _into_window(dialect: Dialect, granted: CTE, limits: CTE) -> Any:
     shard = sa.bindparam("my_shard", type_=_l.shard.type)
     entry = sa.select(binary("my_tenant_id"), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
     of_rate = entry.select_from(granted.join(limits, sa.true())).where(limits.c.new_keys.is_not(None))
-    return booked(dialect, of_rate).cte("into_window")
+    return statements.booked(dialect, of_rate).cte("into_window")
 
 
 def _window_end(dialect: Dialect, now: sa.ColumnElement[int], span: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
@@ -363,10 +345,10 @@ class SqlLedger(SqlCapability):
 
         def reconcile(connection: sa.Connection) -> Drift:
             with transaction(connection):
-                if dialect.name == POSTGRESQL:
-                    self._send(connection, advisory_lock, parameters)
-                elif dialect.name == MYSQL:
-                    connection.execute(reconciling(dialect)).all()
+                if dialect.name == dialects.POSTGRESQL:
+                    self._send(connection, statements.advisory_lock, parameters)
+                elif dialect.name == dialects.MYSQL:
+                    connection.execute(statements.reconciling(dialect)).all()
                 found = self._send(connection, drift, parameters).all()
                 for row in found:
                     correction = entry(bucket_end=row.bucket_end, records=-row.records, stored=-row.bytes)

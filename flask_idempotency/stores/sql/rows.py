@@ -38,16 +38,12 @@ def _escaped(letter: re.Match[str]) -> str:
     return f"␛{ord(letter[0]):04x}"
 
 
-def _unescaped(letter: re.Match[str]) -> str:
-    return chr(int(letter[1], 16))
-
-
 escape: Final = partial(re.compile("[\0\ud800-\udfff␛]").sub, _escaped)
 """Escape a text for every database: PostgreSQL refuses NUL, and encodings refuse lone surrogates.
 
 Different texts stay different.
 """
-unescape: Final = partial(re.compile("␛([0-9a-f]{4})").sub, _unescaped)
+unescape: Final = partial(re.compile("␛([0-9a-f]{4})").sub, lambda letter: chr(int(letter[1], 16)))
 """Reverse `escape`."""
 
 

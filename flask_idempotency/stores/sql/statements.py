@@ -14,18 +14,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.dialects import (
-    MYSQL,
-    POSTGRESQL,
-    SHORT_LOCK_TIMEOUT_MS,
-    SQLITE,
-    Dialect,
-    bigint,
-    binary,
-    integer,
-    string,
-)
+from flask_idempotency.stores.sql import dialects, schema
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
 from flask_idempotency.stores.sql.writes import Write, of_chosen, proven, upserted
 
@@ -130,7 +120,7 @@ def is_as_met() -> sa.ColumnElement[bool]:
 def _with_lock_timeout(
     dialect: Dialect, *conditions: sa.ColumnElement[bool]
 ) -> tuple[sa.Update, sa.ColumnElement[int]]:
-    if dialect.name != POSTGRESQL:
+    if dialect.name != dialects.POSTGRESQL:
         return sa.update(schema.records).where(is_mine(), *conditions), dialect.now
     rid = binary("my_record_id")
     moment = dialect.moment(bounded=True).add_columns(rid.label("record_id")).subquery("moment")
@@ -149,7 +139,7 @@ def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update
         _r.token == binary("seen_token"),
         _r.fence == bigint("seen_fence"),
     )
-    if dialect.name != POSTGRESQL:
+    if dialect.name != dialects.POSTGRESQL:
         return sa.update(schema.records).where(seen, condition)
     free = (
         sa.select(_r.record_id)
@@ -163,12 +153,12 @@ def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update
 
 def unlocked(dialect: Dialect, seen: sa.ColumnElement[bool], values: Mapping[str, Any]) -> Any:
     """Change one record that matches, and return a row if it did. Skip a locked row, but not on SQLite."""
-    if dialect.name == POSTGRESQL:
+    if dialect.name == dialects.POSTGRESQL:
         free = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
         return (
             sa.update(schema.records).where(_r.record_id == free.scalar_subquery()).values(**values).returning(_r.fence)
         )
-    if dialect.name == SQLITE:
+    if dialect.name == dialects.SQLITE:
         return sa.update(schema.records).where(seen).values(**values).returning(_r.fence)
     some = sa.select(_r.record_id).where(seen)
     return of_chosen(dialect, some, lambda these: sa.update(schema.records).where(these, seen).values(**values))
@@ -178,7 +168,7 @@ def is_in(dialect: Dialect, state: str) -> sa.ColumnElement[bool]:
     """Match the rows in one of the states without a completion. MySQL finds them by the index of leases: it has none of
     only these rows."""
     there = _r.state == word(state)
-    return sa.and_(there, _r.lease_expires_at.is_not(None)) if dialect.name == MYSQL else there
+    return sa.and_(there, _r.lease_expires_at.is_not(None)) if dialect.name == dialects.MYSQL else there
 
 
 def has_answer() -> sa.ColumnElement[bool]:
@@ -204,7 +194,7 @@ def ended_wait(dialect: Dialect) -> sa.ColumnElement[Any]:
     While a record is in flight, its `succeeded` is 1 if the claim lets other requests wait. An assignment reads the old
     row, and only for a row that it changes. PostgreSQL sends the message after the commit.
     """
-    if dialect.name != POSTGRESQL:
+    if dialect.name != dialects.POSTGRESQL:
         return sa.null()
     sent = sa.func.pg_notify(
         sa.literal_column(f"'{CHANNEL}'"), sa.func.encode(_r.record_id, sa.literal_column("'hex'"))
@@ -215,7 +205,7 @@ def ended_wait(dialect: Dialect) -> sa.ColumnElement[Any]:
 
 def _fence(dialect: Dialect) -> sa.ColumnElement[int]:
     """Take the fence when the row is written, not before: otherwise a claim that waits for a lock could get a lower one."""
-    if dialect.name == POSTGRESQL:
+    if dialect.name == dialects.POSTGRESQL:
         return schema.fences.next_value()
     return bigint("my_fence")
 
@@ -230,7 +220,7 @@ def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     names = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
     values: dict[str, sa.ColumnElement[Any]] = {name: sa.bindparam(f"my_{name}", type_=_r[name].type) for name in names}
     values["in_quota"] = sa.bindparam("my_in_quota", type_=_r.in_quota.type)
-    if dialect.name == POSTGRESQL:
+    if dialect.name == dialects.POSTGRESQL:
         values["succeeded"] = sa.bindparam("my_awaited", type_=_r.succeeded.type)
     return {"state": word(schema.PROCESSING), "fence": _fence(dialect), **values}
 
@@ -247,7 +237,7 @@ def regranted(
     """Extend this update: make the row a claim in flight."""
     cleared = (*OF_RESPONSE, "expires_at", "response_size", "succeeded", "reason")
     values = {**{name: sa.null() for name in cleared}, **_new(dialect), "step_write": ZERO}
-    if dialect.name == POSTGRESQL:
+    if dialect.name == dialects.POSTGRESQL:
         # A sequence may go back: a new table has a new one, logical replication skips it, and an administrator may restart it.
         values["fence"] = sa.func.greatest(values["fence"], _r.fence + ONE)
     return statement.values(
@@ -352,7 +342,7 @@ def renew(dialect: Dialect) -> Any:
     statement, now = owners(dialect, schema.PROCESSING, schema.QUARANTINED)
     lapsing = sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(LEASE_EXPIRED))
     before: sa.ColumnElement[int] = _r.lease_expires_at
-    if dialect.name == MYSQL:
+    if dialect.name == dialects.MYSQL:
         # See `SqlStore.renew`.
         before = before + sa.bindparam("later", 0, type_=sa.BigInteger)
     longer = dialect.larger(before, now + bigint("lease"))
@@ -432,7 +422,7 @@ def wait_to_reclaim(dialect: Dialect) -> sa.Select[Any]:
 
     A worker that locks such a row removes it or claims its key. Other rows do not match, so this does not wait for them.
     """
-    moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
+    moment = dialect.moment(bounded=True, lock_timeout_ms=dialects.SHORT_LOCK_TIMEOUT_MS).subquery("moment")
     absent = sa.select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(schema.records, is_mine()))
     return absent.where(is_absent(dialect)).with_for_update(of=schema.records)
 

@@ -60,7 +60,6 @@ class SqlStore:
         self._strategy_name = strategy
         self._clock = clock
         self._built: tuple[CompletionWriter, claiming.Strategy] | None = None
-        self._voiding: claiming.Insert | claiming.InsertInTurn | None = None
         self._prepared = False
         """True if this process has added the rows that a migration tool does not write."""
         self._low = False
@@ -159,8 +158,7 @@ class SqlStore:
         self, connection: RecordConnection, query: claiming.ClaimQuery, voided: dict[str, Any]
     ) -> model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota:
         """Claim a free key and complete it as voided, in one transaction. What the claim finds otherwise, stays."""
-        # The first two threads may both build it: both build the same.
-        self._voiding = voiding = self._voiding or claiming.voiding_of(self.database.dialect)
+        voiding = claiming.voiding_of(self.database.dialect)
         for _ in range(TRIES):
             with transaction(connection):
                 outcome = voiding.within(connection, query)

@@ -29,6 +29,7 @@ from flask_idempotency.stores.sql import (
     journal_statements,
     outbox_statements,
     quota,
+    schema,
     statements,
     store,
 )
@@ -101,6 +102,9 @@ NOT_ON_ALL: dict[Made, tuple[str, ...]] = {
     journal_statements.write: ONLY_POSTGRESQL,
 }
 
+IN_FORMS = (completion.complete, completion.resolve, activity.delete_expired, janitor.scan_unfinished)
+"""They have no form without further arguments."""
+
 FORMS = [form for number in range(4) for form in combinations(("sealed", "counted", "tells"), number)]
 
 
@@ -123,9 +127,16 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     for module in MODULES:
         folder = "" if module is statements else f"{module.__name__.rpartition('.')[2].removesuffix('_statements')}_"
         for made in public(module):
-            if made not in (completion.complete, completion.resolve):
+            if made not in IN_FORMS:
                 found[f"{folder}{made.__name__}"] = made, NOT_ON_ALL.get(made, ALL)
     found["claim_or_read_in_queue"] = partial(statements.claim_or_read, queues=True), ONLY_POSTGRESQL
+    for table in activity.SWEPT:
+        short = table.name.removeprefix("idempotency_")
+        found[f"activity_delete_expired_{short}"] = partial(activity.delete_expired, table=table), ALL
+    for state in (schema.PROCESSING, schema.QUARANTINED):
+        found[f"janitor_scan_{state}"] = partial(janitor.scan_unfinished, state=state), ALL
+    found["janitor_next_for_resolver_of_owner"] = partial(janitor.next_for_resolver, one_owner=True), ALL
+    found["completion_replace_sealed"] = partial(completion.replace, sealed=True), ALL
     found["insert_numbered"] = partial(statements.insert, numbered=True), ONLY_MYSQL
     for form in FORMS:
         found["_".join(("complete", *form))] = completing(completion.complete, *form), ALL

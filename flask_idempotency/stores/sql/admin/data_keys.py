@@ -287,12 +287,11 @@ class SqlResponses(SqlCapability):
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         parameters = {**self._seen(key, old), **facts_of(new, "my")}
         grown = new.byte_size - old.byte_size
-        statement = completion.replace_sealed if is_sealed(parameters) else completion.replace
 
         def replace(connection: sa.Connection) -> bool:
             with transaction(connection) if grown else nullcontext():
                 before = self._send(connection, completion.read_if_as_seen, parameters).one_or_none() if grown else None
-                if self._send(connection, statement, parameters).one_or_none() is None:
+                if self._send(connection, completion.replace, parameters, is_sealed(parameters)).one_or_none() is None:
                     if self._send(connection, completion.read_if_as_seen, parameters).one_or_none() is not None:
                         self._completing().refuse_without_key(connection, parameters)
                     return False

@@ -62,11 +62,7 @@ def may_set_sequence(connection: Connection) -> bool:
 
 
 def lacking(
-    connection: Connection,
-    tables: Mapping[str, Sequence[str]],
-    sequence: str | None,
-    *,
-    role: str | None = None,
+    connection: Connection, tables: Mapping[str, Sequence[str]], sequence: str | None, *, role: str | None = None
 ) -> dict[str, list[str]]:
     """Return the privileges that this role lacks, by table or sequence. None: the role of the connection.
 

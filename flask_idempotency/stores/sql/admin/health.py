@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, text
@@ -55,8 +55,7 @@ def schema(connection: Connection) -> Said:
     faults = [fault for fault in schema_check.structural(connection) if not fault.startswith(schema_check.INDEX)]
     if not faults:
         return Verdict.FINE, "The tables are as this release needs them."
-    said, remedies = zip(*(_fault_and_remedy(fault) for fault in faults), strict=True)
-    return Verdict.FAULT, " ".join(said), " ".join(dict.fromkeys(remedies))
+    return _all_of(faults)
 
 
 def indexes(connection: Connection) -> Said:
@@ -65,8 +64,7 @@ def indexes(connection: Connection) -> Said:
         return Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says."
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:
-        said, remedies = zip(*(_fault_and_remedy(fault) for fault in missing), strict=True)
-        return Verdict.FAULT, " ".join(said), remedies[0]
+        return _all_of(missing)
     invalid: Sequence[str] = ()
     if connection.dialect.name == POSTGRESQL:
         invalid = (
@@ -157,11 +155,9 @@ def storage(connection: Connection) -> Said:
 
 def _durability_of_mysql(connection: Connection) -> Said:
     settings = connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping
-    faults = list(mysql.faults(settings))
-    if not faults:
-        return Verdict.FINE, "A commit is on disk when it is acknowledged."
-    said, remedies = zip(*map(_fault_and_remedy, faults), strict=True)
-    return Verdict.FAULT, " ".join(said), " ".join(remedies)
+    if faults := list(mysql.faults(settings)):
+        return _all_of(faults)
+    return Verdict.FINE, "A commit is on disk when it is acknowledged."
 
 
 def packets(connection: Connection) -> Said:
@@ -239,6 +235,12 @@ def _durability_of_file(connection: Connection) -> Said:
             "Set it to FULL where connections are made.",
         )
     return Verdict.FINE, "A commit is on disk when it is acknowledged."
+
+
+def _all_of(faults: Iterable[str]) -> Said:
+    """Return all of these sentences as one finding. Faults with the same remedy name it once."""
+    said, remedies = zip(*map(_fault_and_remedy, faults), strict=True)
+    return Verdict.FAULT, " ".join(said), " ".join(dict.fromkeys(remedies))
 
 
 def _fault_and_remedy(fault: str) -> tuple[str, str]:
@@ -335,7 +337,9 @@ class SqlHealth(SqlCapability):
         if kind == MYSQL:
             found += [check("packets", packets), check("galera", galera)]
         if kind == POSTGRESQL:
-            found += [check("pooling", self._pooling), check("server", server), check("isolation", isolation)]
+            run = self._database.run
+            found.append(check("pooling", lambda one: run(lambda other: inspect_pooling(one, other))))
+            found += [check("server", server), check("isolation", isolation)]
             found += [check("dead-rows", dead_rows), check("storage", storage)]
         return [*found, check("expiry", self._expiry)]
 
@@ -349,9 +353,6 @@ class SqlHealth(SqlCapability):
                 "This could not be checked: tables are missing, or the database role may not read them.",
                 "Do what `schema` and `durability` say, and check again.",
             )
-
-    def _pooling(self, connection: Connection) -> Said:
-        return self._database.run(lambda another: inspect_pooling(connection, another))
 
     def _expiry(self, connection: Connection) -> Said:
         parameters = {"now": self._now()}

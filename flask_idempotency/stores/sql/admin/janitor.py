@@ -20,47 +20,24 @@ from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql import completion, schema
+from flask_idempotency.stores.sql import completion, dialects, schema, statements
 from flask_idempotency.stores.sql.activity import SWEPT
+from flask_idempotency.stores.sql.activity import delete_expired as delete_expired_beside
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import (
     CompletionWriter,
     answer_of,
+    as_seen,
     is_remembered,
     outlives_response,
     shard_of,
 )
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import (
-    MYSQL,
-    POSTGRESQL,
-    SQLITE,
-    Dialect,
-    bigint,
-    binary,
-    in_microseconds,
-    integer,
-    string,
-)
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, string
 from flask_idempotency.stores.sql.naming import prefix
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import readable, row_of
-from flask_idempotency.stores.sql.statements import (
-    LEASE_EXPIRED,
-    OF_RESPONSE,
-    ONE,
-    RELEASED_KEEP,
-    ZERO,
-    columns,
-    ended_wait,
-    is_as_met,
-    is_in,
-    is_mine,
-    others_update,
-    server_time,
-    unlocked,
-    word,
-)
+from flask_idempotency.stores.sql.statements import ONE, ZERO, columns, is_mine, word
 from flask_idempotency.stores.sql.writes import of_chosen, returned, upserted
 
 _t, _r = schema.tasks.c, schema.records.c
@@ -79,18 +56,12 @@ LOOKED_AT: Final = 2000
 
 _TIME_BYTES: Final = 8
 
-_ROW_STATES: Final = {
-    State.PROCESSING: (schema.PROCESSING, schema.PROCESSING),
-    State.QUARANTINED: (schema.QUARANTINED, schema.QUARANTINED),
-    State.COMPLETED: (schema.COMPLETED, schema.FAILED),
-}
-
 
 class SqlTaskLog(SqlCapability):
     """Implements `TaskLog`: when each task last ran, and which worker runs it now."""
 
     def now(self) -> float:
-        ((now,),) = self._rows(server_time)
+        ((now,),) = self._rows(statements.server_time)
         return float(now / 1_000_000)
 
     def report(self, task: str, report: str) -> None:
@@ -166,16 +137,17 @@ class SqlExpiry(SqlCapability):
         self._ledger = ledger
 
     def sweep(self, *, horizon: float, limit: int) -> int:
-        if self._database.dialect.name == SQLITE:
+        if self._database.dialect.name == dialects.SQLITE:
             limit = min(limit, SQLITE_BATCH)
         removed = 0
-        for make in (delete_expired, remove_responses, *SWEPT):
+        beside: list[tuple[Any, ...]] = [(delete_expired_beside, table) for table in SWEPT]
+        for make, *form in ((delete_expired,), (remove_responses,), *beside):
             if removed >= limit:
                 return removed
-            if make is remove_responses and self._database.dialect.name == MYSQL:
+            if make is remove_responses and self._database.dialect.name == dialects.MYSQL:
                 removed += self._remove_in_order(in_microseconds(horizon), limit - removed)
             else:
-                removed += self._change(make, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
+                removed += self._change(make, *form, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
         if removed >= limit:
             return removed
         # Quota buckets have no index by time, so this reads all of them. Do it once, when nothing else is left.
@@ -219,11 +191,11 @@ def remove_responses(dialect: Dialect) -> Any:
     """Remove a batch of expired responses, the earliest first, from records that are remembered for longer."""
     expired, unnoted = _has_expired_response(dialect)
     first = sa.select(_r.record_id).where(expired).order_by(_r.response_expires_at).limit(integer("my_limit"))
-    empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
+    empty = sa.literal_column("''::bytea" if dialect.name == dialects.POSTGRESQL else "x''", sa.LargeBinary)
     # As a record of an erased tenant: the release before refuses it, and never runs it again.
     gone = {"response": empty, "response_size": ZERO, "wrapping_key_id": word(""), "data_key_number": ZERO}
     shown: tuple[sa.ColumnElement[Any], ...] = ()
-    if dialect.name == MYSQL:
+    if dialect.name == dialects.MYSQL:
         first, shown = first.where(unnoted), (_r.response_expires_at,)
     return of_chosen(dialect, first, lambda these: sa.update(schema.records).where(these, expired).values(gone), *shown)
 
@@ -283,7 +255,7 @@ class SqlRecovery(SqlCapability):
         if seen.record.on_expiry is not OnExpiry.QUARANTINE:
             # On MySQL the statement would lock the row before it sees this, and a retry would be refused for that moment.
             return False
-        return self._row(quarantine_expired, **self._seen(seen), my_horizon=in_microseconds(horizon)) is not None
+        return self._row(quarantine_expired, **as_seen(seen), my_horizon=in_microseconds(horizon)) is not None
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
@@ -296,7 +268,7 @@ class SqlRecovery(SqlCapability):
             **pauses,
         }
         while True:
-            rows = self._rows(next_for_resolver if owner is None else next_for_resolver_of_owner, **parameters)
+            rows = self._rows(next_for_resolver, owner is not None, **parameters)
             found = readable(rows, _seen_record)
             # Unreadable records have had their turn, too, so the next round returns other records.
             if found or len(rows) < limit:
@@ -313,7 +285,7 @@ class SqlRecovery(SqlCapability):
     ) -> bool:
         statement = read_as_seen(self._database.dialect)
         parameters = {
-            **self._seen(seen),
+            **as_seen(seen),
             "my_tenant_id": seen.key.tid,
             "my_token": token,
             "now": self._now(),
@@ -339,7 +311,7 @@ class SqlRecovery(SqlCapability):
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
         rule = schema.TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else schema.QUARANTINE
-        parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
+        parameters = {**as_seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
         parameters["seen_on_expiry"] = rule
         kept = None if seen.record.remembered_until is None else in_microseconds(seen.record.deadline)
 
@@ -363,8 +335,8 @@ class SqlRecovery(SqlCapability):
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         parameters: dict[str, Any] = {"my_after": after, "my_tenant_id": tid}
         if state is not State.COMPLETED:
-            make = scan_processing if state is State.PROCESSING else scan_quarantined
-            rows = self._rows(make, my_limit=limit, **parameters)
+            there = schema.PROCESSING if state is State.PROCESSING else schema.QUARANTINED
+            rows = self._rows(scan_unfinished, there, my_limit=limit, **parameters)
             return RecordPage(tuple(readable(rows, _seen_record)), rows[-1].record_id if len(rows) == limit else None)
 
         # Most records are completed, and one tenant may own few of them.
@@ -395,18 +367,6 @@ class SqlRecovery(SqlCapability):
             return int(few.completed)
         (row,) = self._rows(estimate_completed, my_table=f"{self._database.run(prefix)}{schema.records.name}")
         return None if row.completed is None else max(int(row.completed), COUNTED)
-
-    def _seen(self, seen: SeenRecord) -> dict[str, Any]:
-        state, other = _ROW_STATES[seen.record.state]
-        return {
-            "my_record_id": seen.key.rid,
-            "seen_state": state,
-            "seen_other": other,
-            "seen_token": seen.record.token,
-            "seen_deadline": in_microseconds(
-                seen.record.deadline if seen.record.remembered_until is None else seen.record.remembered_until
-            ),
-        }
 
 
 def _seen_record(row: Any) -> SeenRecord:
@@ -439,35 +399,31 @@ def quarantine_expired(dialect: Dialect) -> Any:
     seen = sa.and_(
         is_mine(),
         _r.state == word(schema.PROCESSING),
-        is_as_met(),
+        statements.is_as_met(),
         _r.on_expiry == word(schema.QUARANTINE),
         *_is_due(dialect, _r.lease_expires_at),
     )
-    values = {"state": word(schema.QUARANTINED), "reason": word(LEASE_EXPIRED), "succeeded": ended_wait(dialect)}
-    return unlocked(dialect, seen, values)
+    values = {
+        "state": word(schema.QUARANTINED),
+        "reason": word(statements.LEASE_EXPIRED),
+        "succeeded": statements.ended_wait(dialect),
+    }
+    return statements.unlocked(dialect, seen, values)
 
 
-def next_for_resolver(dialect: Dialect) -> Any:
+def next_for_resolver(dialect: Dialect, one_owner: bool = False) -> Any:
     """Return quarantined records that are due for a resolver, and set their next turn. Two callers never get the same
-    record in one turn."""
-    return _next_for_resolver(dialect)
-
-
-def next_for_resolver_of_owner(dialect: Dialect) -> Any:
-    """Do the same for the records of one application. The others keep their turns."""
-    begins = sa.func.substr(_r.token, 1, OWNER_BYTES, type_=sa.LargeBinary)
-    return _next_for_resolver(dialect, begins == binary("my_owner"))
-
-
-def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> Any:
-    is_turn = sa.and_(is_in(dialect, schema.QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
+    record in one turn. `one_owner`: only the records of one application. The others keep their turns."""
+    is_turn = sa.and_(statements.is_in(dialect, schema.QUARANTINED), *_is_due(dialect, _r.resolver_due_at))
+    if one_owner:
+        is_turn = sa.and_(is_turn, sa.func.substr(_r.token, 1, OWNER_BYTES, type_=sa.LargeBinary) == binary("my_owner"))
     turns = sa.select(_r.record_id).where(is_turn).order_by(_r.resolver_due_at, _r.lease_expires_at)
     age = dialect.now - _lease_expires_at(dialect)
     pause = dialect.smaller(dialect.larger(age, bigint("least")), bigint("most"))
     following = dialect.smaller(dialect.now, bigint("my_horizon")) + pause
     # An odd time says that a resolver had a turn since the worker last renewed: RETURNING only sees the new row.
     # Use `following` once: a second expression would read the clock again and get another time.
-    divides = "DIV" if dialect.name == MYSQL else "/"
+    divides = "DIV" if dialect.name == dialects.MYSQL else "/"
     half = following.op(divides, precedence=8, return_type=sa.BigInteger())(TWO)
     due_at = half * TWO + sa.case((_r.resolver_due_at > _r.lease_expires_at, ONE), else_=ZERO)
     asked = (_r.resolver_due_at % TWO).label("asked")
@@ -483,15 +439,15 @@ def force_release(dialect: Dialect) -> Any:
     """Release a key whose record is as seen, in any state. Clear the response, which no longer counts, and set a token
     that no worker has."""
     same_rule = _r.on_expiry == sa.bindparam("seen_on_expiry", type_=sa.String)
-    statement, now = others_update(dialect, *_is_present(dialect), same_rule)
+    statement, now = statements.others_update(dialect, *_is_present(dialect), same_rule)
     released = statement.values(
         state=word(schema.RELEASED),
         token=binary("my_token"),
-        expires_at=now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger),
+        expires_at=now + sa.literal_column(str(statements.RELEASED_KEEP), sa.BigInteger),
         resolver_due_at=ZERO,
         steps=ZERO,
-        succeeded=ended_wait(dialect),
-        **{name: sa.null() for name in (*OF_RESPONSE, "lease_expires_at", "reason")},
+        succeeded=statements.ended_wait(dialect),
+        **{name: sa.null() for name in (*statements.OF_RESPONSE, "lease_expires_at", "reason")},
     )
     # `response_size` stays: the tenant's quota is reduced by it.
     return returned(dialect, released, is_mine(), _r.in_quota, _r.response_size)
@@ -499,23 +455,18 @@ def force_release(dialect: Dialect) -> Any:
 
 def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
     """Select why a write changed no row: whether the record is as seen, its state and its token."""
-    unchanged = sa.and_(is_as_met(), *_is_present(dialect))
+    unchanged = sa.and_(statements.is_as_met(), *_is_present(dialect))
     return sa.select(_r.state, _r.token, _r.in_quota, unchanged.label("unchanged")).where(is_mine())
 
 
-def scan_processing(dialect: Dialect) -> sa.Select[Any]:
-    """Select a page of records in flight, by their keys."""
-    return _scan(dialect, columns(), is_in(dialect, schema.PROCESSING))
-
-
-def scan_quarantined(dialect: Dialect) -> sa.Select[Any]:
-    """Select a page of quarantined records, by their keys. They include corrupt responses."""
-    return _scan(dialect, columns(), is_in(dialect, schema.QUARANTINED))
+def scan_unfinished(dialect: Dialect, state: str) -> sa.Select[Any]:
+    """Select a page of records in this state, by their keys. Quarantined ones include corrupt responses."""
+    return _scan(dialect, columns(), statements.is_in(dialect, state))
 
 
 def scan_completed(dialect: Dialect) -> sa.Select[Any]:
     """Select unexpired completed records up to `my_until`. Leave out their responses, which may be large."""
-    empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
+    empty = sa.literal_column("''::bytea" if dialect.name == dialects.POSTGRESQL else "x''", sa.LargeBinary)
     shown = [empty.label("response") if column is _r.response else column for column in columns()]
     return _scan(dialect, shown, is_remembered(dialect.now), _r.record_id <= binary("my_until"), few=False)
 
@@ -527,7 +478,7 @@ def _scan(
     # so it reads the small index of the state.
     rid = (
         sa.literal_column("+idempotency_records.record_id", sa.LargeBinary)
-        if few and dialect.name == SQLITE
+        if few and dialect.name == dialects.SQLITE
         else _r.record_id
     )
     page = sa.select(_r.record_id, _r.tenant_id, *shown, dialect.now.label("now")).where(
@@ -551,7 +502,7 @@ def count_few_completed(dialect: Dialect) -> sa.Select[Any]:
 
 def estimate_completed(dialect: Dialect) -> sa.Select[Any]:
     """Estimate the number of completed records from what the database knows of its table, or count an index."""
-    if dialect.name != POSTGRESQL:
+    if dialect.name != dialects.POSTGRESQL:
         return (
             sa.select(sa.func.count().label("completed")).select_from(schema.records).where(_r.expires_at.is_not(None))
         )
@@ -577,11 +528,11 @@ def count_unfinished(dialect: Dialect) -> sa.Select[Any]:
         sa.func.coalesce(sa.func.sum(sa.case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
         sa.func.min(sa.case((is_over, _lease_expires_at(dialect)))).label("first_lapsed"),
     )
-    processing = in_flight.where(is_in(dialect, schema.PROCESSING)).subquery("processing")
+    processing = in_flight.where(statements.is_in(dialect, schema.PROCESSING)).subquery("processing")
     unknown = sa.select(
         sa.func.count().label("quarantined"), sa.func.min(_lease_expires_at(dialect)).label("first_quarantined")
     )
-    quarantined = unknown.where(is_in(dialect, schema.QUARANTINED)).subquery("quarantined")
+    quarantined = unknown.where(statements.is_in(dialect, schema.QUARANTINED)).subquery("quarantined")
     p, q = processing.c, quarantined.c
     counted = sa.select(
         p.in_flight.label("in_flight"),

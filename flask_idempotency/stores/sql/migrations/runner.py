@@ -56,9 +56,10 @@ def refuse_when_locked(connection: Connection) -> Iterator[None]:
     except DBAPIError as error:
         if connection.dialect.name == SQLITE or not is_lock_timeout(error):
             raise
+        first_line = (error.statement or "").partition("\n")[0].strip("( ")
         raise StoreUnavailable(
             f"The tables are in use: for {LOCK_MS / 1000:g} seconds another transaction, such as a long report, a VACUUM or "
-            f"a forgotten session, has held a lock that this needs: {_first_line(error.statement)}. Nothing was changed. "
+            f"a forgotten session, has held a lock that this needs: {first_line}. Nothing was changed. "
             "Wait until that transaction ends, or end it (pg_locks and pg_stat_activity show it, or SHOW PROCESSLIST on "
             "MariaDB and MySQL). Then run the upgrade "
             "again, which is safe at any time."
@@ -86,10 +87,6 @@ def beside_the_tables(connection: Connection) -> Iterator[None]:
 
 
 _SET_PATH: Final = text("SELECT set_config('search_path', :path, true)")
-
-
-def _first_line(statement: str | None) -> str:
-    return (statement or "").partition("\n")[0].strip("( ")
 
 
 # "idempote" in ASCII: the whole application shares one space of advisory locks.

@@ -8,14 +8,7 @@ from contextlib import suppress
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    IdempotencyError,
-    InheritedConnection,
-    LeaseLost,
-    NotCommitted,
-    StoreUnavailable,
-)
+from flask_idempotency.engine import errors
 from flask_idempotency.engine.journal import JournalWrite, StepWriting
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
@@ -57,13 +50,13 @@ class SessionStep(SessionTransaction):
         try:
             refuse_autocommit(self._records.connection(session))
             self._commit(session, lambda: writing(write))
-        except (LeaseLost, ConfigurationError):
+        except (errors.LeaseLost, errors.ConfigurationError):
             undo(session)
             raise
         except Exception as error:
             role = self._records.role(session)
             undo(session)
-            if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
+            if isinstance(error, errors.StoreUnavailable) and not isinstance(error, errors.InheritedConnection):
                 # The codec could not seal the result again.
                 raise
             # Before the COMMIT was sent, nothing can be committed. A refused COMMIT is rolled back, if there is no other:
@@ -73,12 +66,12 @@ class SessionStep(SessionTransaction):
                 if not several:
                     return
                 _log.error("a step has committed to one database, and may have failed to commit to another")
-                raise StoreUnavailable("a commit failed on one of the session's databases") from error
+                raise errors.StoreUnavailable("a commit failed on one of the session's databases") from error
             why = f"a step was rolled back: {self._failed(error, role)}"
             if not is_retryable(error):
                 # Its request is paused, and each retry comes here again.
                 _log.error(why)
-            raise NotCommitted(why, retryable=is_retryable(error)) from error
+            raise errors.NotCommitted(why, retryable=is_retryable(error)) from error
 
     def leave(self) -> None:
         super().leave()
@@ -101,7 +94,7 @@ class SessionStep(SessionTransaction):
         if self._committing is not None:
             undo(self._committing)
             self._committing = None
-        with suppress(IdempotencyError):
+        with suppress(errors.IdempotencyError):
             done = self._is_reached()
             self._in_doubt = self._marked = False
             if done:
@@ -111,10 +104,12 @@ class SessionStep(SessionTransaction):
         """Ask the journal on another connection whether a COMMIT without a reply was done."""
         try:
             return self._is_reached()
-        except LeaseLost:
+        except errors.LeaseLost:
             raise
-        except IdempotencyError:
-            raise StoreUnavailable("the commit of a step may be done or not: the database does not answer") from error
+        except errors.IdempotencyError:
+            raise errors.StoreUnavailable(
+                "the commit of a step may be done or not: the database does not answer"
+            ) from error
 
     def _is_reached(self) -> bool:
         key, fence = self._keys[0], self._fences[0]

@@ -11,14 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import SessionTransaction as SessionSavepoint
 
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    IdempotencyError,
-    InheritedConnection,
-    LeaseLost,
-    NotCommitted,
-    StoreUnavailable,
-)
+from flask_idempotency.engine import errors
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, State, StoredPayload
 from flask_idempotency.engine.outages import cause_of
@@ -114,7 +107,7 @@ class SessionTransaction:
             begun = session.get_transaction()
             refuse_autocommit(connected)
             self._commit(session, lambda: writing(complete))
-        except LeaseLost as error:
+        except errors.LeaseLost as error:
             undo(session)
             if not self._is_held():
                 raise
@@ -123,16 +116,16 @@ class SessionTransaction:
                 "Use READ COMMITTED for views with effects='transactional', and on Galera wsrep_sync_wait = 7."
             )
             self._decide(error, otherwise, again=True)
-        except ConfigurationError as error:
+        except errors.ConfigurationError as error:
             undo(session)
             # No COMMIT was sent.
             for key in reversed(self._keys):
                 otherwise(key)
-            raise NotCommitted(str(error), retryable=False) from error
+            raise errors.NotCommitted(str(error), retryable=False) from error
         except Exception as error:
             role = self._records.role(session)
             undo(session)
-            if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
+            if isinstance(error, errors.StoreUnavailable) and not isinstance(error, errors.InheritedConnection):
                 # The codec could not seal the response again.
                 raise
             # Only the record shows whether the commit was done.
@@ -153,9 +146,9 @@ class SessionTransaction:
             role = self._records.role(session)
             undo(session)
             if self._going_out and not is_refusal(error):
-                raise StoreUnavailable(f"the commit may be done or not ({cause_of(error)})") from error
+                raise errors.StoreUnavailable(f"the commit may be done or not ({cause_of(error)})") from error
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(self._failed(error, role), retryable=is_retryable(error)) from error
+            raise errors.NotCommitted(self._failed(error, role), retryable=is_retryable(error)) from error
 
     def _refuse_aborted(self) -> None:
         """Raise if PostgreSQL has aborted the transaction, and the view let the error pass: no record is written that would.
@@ -239,7 +232,7 @@ class SessionTransaction:
     def before_mark(self) -> None:
         session = self._records.session()
         if conflict := self._records.conflict(session):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"point_of_no_return(): db.session has begun a transaction, and {conflict}. Call it before the first "
                 "flush, and on PostgreSQL use READ COMMITTED."
             )
@@ -307,7 +300,7 @@ class SessionTransaction:
             self._committing = None
         try:
             record = self._records.final_record(self._keys[0], self._token)
-        except IdempotencyError:
+        except errors.IdempotencyError:
             return
         self._in_doubt = self._marked = False
         if record is not None and record.token == self._token and _has_mark(record):
@@ -315,7 +308,7 @@ class SessionTransaction:
 
     def _failed(self, error: Exception, role: str | None) -> str:
         """Return why the session did not commit, and what to grant if `role` may not use our tables."""
-        if isinstance(error, ConfigurationError):
+        if isinstance(error, errors.ConfigurationError):
             return str(error)
         what = "the commit failed" if self._going_out else "a statement before the commit failed"
         return "; ".join(filter(None, (f"{what} ({cause_of(error)})", self._records.remedy(role, error))))
@@ -327,18 +320,18 @@ class SessionTransaction:
 
         Raises `NotCommitted` if it was not.
         """
-        lost: LeaseLost | None = None
+        lost: errors.LeaseLost | None = None
         try:
             # This write waits for the lock of a transaction that the server still ends.
             for key in reversed(self._keys):
                 otherwise(key)
-        except LeaseLost as refused:
+        except errors.LeaseLost as refused:
             lost = refused
         if not self._records.is_completed(self._keys[0], self._token):
             if lost is not None:
                 raise lost
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(self._failed(error, role), retryable=again) from error
+            raise errors.NotCommitted(self._failed(error, role), retryable=again) from error
         if isinstance(error, SQLAlchemyError):
             _log.warning("a commit was done, although its reply was lost (%s)", cause_of(error))
         else:
@@ -348,7 +341,7 @@ class SessionTransaction:
             _log.error(
                 "the session has committed to one database, and failed to commit to another (%s)", cause_of(error)
             )
-            raise StoreUnavailable("a commit failed on one of the session's databases") from error
+            raise errors.StoreUnavailable("a commit failed on one of the session's databases") from error
 
     def _is_held(self) -> bool:
         record = self._records.final_record(self._keys[0], self._token)
@@ -362,7 +355,7 @@ def _has_mark(record: Record) -> bool:
 
 def _log_fault(error: Exception, outcome: str) -> None:
     """Log the traceback of an error in the application's code. Leave out database errors, whose text quotes rows."""
-    if not isinstance(error, SQLAlchemyError | IdempotencyError):
+    if not isinstance(error, SQLAlchemyError | errors.IdempotencyError):
         _log.error("a listener of the session failed, %s", outcome, exc_info=error)
 
 
