@@ -31,7 +31,7 @@ from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serializatio
 from flask_idempotency.stores.sql.mysql import NUMBERED
 from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
 from flask_idempotency.stores.sql.rows import Row, escape, is_gone, row_of, unescape
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, NEW_KEYS, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER
+from flask_idempotency.stores.sql.schema import ANSWERED, NEW_KEYS, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER
 
 RETRY_SECONDS: Final = 1.0
 """The `retry_after` of a claim that could not see who holds the key. Another worker is writing to the row right now."""
@@ -115,7 +115,7 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
         return model.Voided(first_seen=row.requested_at / 1_000_000)
     if row.fingerprint != query.request.fingerprint:
         return model.Mismatched(first_seen=row.requested_at / 1_000_000)
-    if row.state in (COMPLETED, FAILED):
+    if row.state in ANSWERED:
         if row.response_expires_at is not None and row.deadline <= row.now:
             return model.Expired(first_seen=row.requested_at / 1_000_000)
         return row.record()

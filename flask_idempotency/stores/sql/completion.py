@@ -13,16 +13,17 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import DataKeyMissing
+from flask_idempotency.engine.errors import DataKeyMissing, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, State, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import dialects, schema, statements
-from flask_idempotency.stores.sql.database import transaction
+from flask_idempotency.stores.sql.database import TRIES, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, made, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
+from flask_idempotency.stores.sql.rows import is_settled
 from flask_idempotency.stores.sql.schema import records
 from flask_idempotency.stores.sql.statements import ONE, ZERO, is_mine, word
 from flask_idempotency.stores.sql.writes import proven, returned
@@ -180,7 +181,7 @@ def scan(dialect: Dialect) -> sa.Select[Any]:
 
 def count_responses(dialect: Dialect) -> sa.Select[Any]:
     """Count the responses under each wrapping key. Include expired responses, but not wiped ones."""
-    return statements.count_by_key(records, "responses").where(_is_completed())
+    return statements.count_by_key(records, "responses").where(statements.is_completed())
 
 
 def replace(dialect: Dialect, sealed: bool = False) -> Any:
@@ -248,7 +249,7 @@ def is_answer(dialect: Dialect) -> sa.ColumnElement[bool]:
 
 def is_remembered(now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Match a completed row that is not expired, although its response may be."""
-    return sa.and_(_is_completed(), _r.expires_at > now)
+    return sa.and_(statements.is_completed(), _r.expires_at > now)
 
 
 def outlives_response() -> sa.ColumnElement[bool]:
@@ -283,10 +284,6 @@ def count(
     for end, one, stored in shares:
         amounts = entry(bucket_end=end, records=sign * one, stored=sign * stored)
         connection.execute(made(book, dialect), {**parameters, **amounts})
-
-
-def _is_completed() -> sa.ColumnElement[bool]:
-    return _r.state.in_((word(schema.COMPLETED), word(schema.FAILED)))
 
 
 def _holds_seen() -> sa.ColumnElement[bool]:
@@ -355,6 +352,17 @@ class CompletionWriter:
                 count(connection, dialect, parameters, shares(found.expires_at, found.response_size, kept))
         return found
 
+    def complete(self, connection: SessionConnection, parameters: dict[str, Any], closes: bool = False) -> None:
+        """Complete a record for its owner, on a connection that commits each statement. `closes` as for `write`."""
+        for _ in range(TRIES):
+            if self.write(connection, parameters, closes=closes) is not None:
+                return
+            found = connection.execute(made(statements.read_state, self.dialect), parameters).one_or_none()
+            if is_settled(found, parameters["my_token"], schema.ANSWERED):
+                return
+            self.look_again(connection, parameters, found)
+        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+
     def look_again(self, connection: SessionConnection, parameters: dict[str, Any], standing: Any) -> None:
         """Prepare another try after a write changed no row of its owner. Raise `DataKeyMissing` if that was the reason."""
         self.counts = self.counts or bool(standing.in_quota)
@@ -409,7 +417,7 @@ def stored(payload: StoredPayload | None, column: str, whose: str, suffix: str =
 _ROW_STATES: Final = {
     State.PROCESSING: (schema.PROCESSING, schema.PROCESSING),
     State.QUARANTINED: (schema.QUARANTINED, schema.QUARANTINED),
-    State.COMPLETED: (schema.COMPLETED, schema.FAILED),
+    State.COMPLETED: schema.ANSWERED,
 }
 
 

@@ -22,18 +22,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
-from flask_idempotency.stores.sql import errors
+from flask_idempotency.stores.sql import engines, errors
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, kind_of
 from flask_idempotency.stores.sql.driver import Driver, DriverConnection, RecordConnection
-from flask_idempotency.stores.sql.engines import (
-    Bind,
-    Engines,
-    Joining,
-    hide_parameters,
-    is_read_timeout,
-    names_memory,
-    open_engines,
-)
 from flask_idempotency.stores.sql.mysql import RECORDS, Numbers
 from flask_idempotency.stores.sql.naming import SCHEMA, find, options
 from flask_idempotency.stores.sql.schema import metadata
@@ -180,10 +171,10 @@ class Database:
 
     def __init__(
         self,
-        bind: Bind,
+        bind: engines.Bind,
         *,
         shared: Callable[[], Iterable[Engine]] = tuple,
-        joining: Joining | None = None,
+        joining: engines.Joining | None = None,
         driver_cursor: bool = True,
     ) -> None:
         self._bind = bind
@@ -192,7 +183,7 @@ class Database:
         self._driver_cursor = driver_cursor
         self._shared = shared
         self._lock = threading.Lock()
-        self._engines: Engines | None = None
+        self._engines: engines.Engines | None = None
         self._opens_in_child = False
         self._on_open: Callable[[Engine], None] | None = None
         self._named = False
@@ -312,19 +303,19 @@ class Database:
                         raise
                     finally:
                         cursor.held.close()
-                engines = self._open()
-                engine = engines.records
-                if engine is engines.base:
+                opened = self._open()
+                engine = opened.records
+                if engine is opened.base:
                     raise StoreUnavailable("the database is in memory, and this thread has no application context")
                 if long:
-                    if not hasattr(engines.base.dialect, "default_isolation_level"):
+                    if not hasattr(opened.base.dialect, "default_isolation_level"):
                         # The first connection for records also sets up this dialect, and only its pool waits for that: see
                         # `_engine_for_records`. A connection of the other pool would find half of it.
                         engine.connect().close()
-                    engine = hide_parameters(engines.base.execution_options(**self._options))
+                    engine = engines.hide_parameters(opened.base.execution_options(**self._options))
                 with engine.connect() as connection:
                     if long:
-                        if engines.dialect.name != MYSQL:
+                        if opened.dialect.name != MYSQL:
                             # A listener of the application's pool may have begun a transaction, and there the mode cannot
                             # change. MySQL commits by itself when it does.
                             connection.connection.commit()
@@ -379,14 +370,14 @@ class Database:
         finally:
             connection._execution_options = before
 
-    def _name(self, engines: Engines) -> None:
+    def _name(self, opened: engines.Engines) -> None:
         """Find the schema of our tables, and name it from now on. Look again at the next call if they are not there."""
-        with engines.records.connect() as connection:
+        with opened.records.connect() as connection:
             place = find(connection, list(metadata.tables))
         self._options = options(None if place is None else place.schema)
-        engines.records.update_execution_options(**self._options)
-        if engines.driver is not None:
-            engines.driver.name(None if place is None else place.schema)
+        opened.records.update_execution_options(**self._options)
+        if opened.driver is not None:
+            opened.driver.name(None if place is None else place.schema)
         # Last: another thread that sees it relies on the lines above.
         self._named = place is not None
 
@@ -417,11 +408,11 @@ class Database:
 
     def close(self) -> None:
         """Close the connections for records. The application's own stay open."""
-        engines = self._engines
-        if engines is not None and engines.records is not engines.base:
-            engines.records.dispose()
-            if engines.ours:
-                engines.base.dispose()
+        opened = self._engines
+        if opened is not None and opened.records is not opened.base:
+            opened.records.dispose()
+            if opened.ours:
+                opened.base.dispose()
 
     def before_fork(self) -> None:
         """In the parent: close the idle connections to SQLite.
@@ -430,7 +421,11 @@ class Database:
         that it holds one. Once the parent closes the file, another process may remove the log that the child commits to.
         """
         for engine in self._used():
-            if engine.dialect.name == SQLITE and isinstance(engine.pool, QueuePool) and not names_memory(engine.url):
+            if (
+                engine.dialect.name == SQLITE
+                and isinstance(engine.pool, QueuePool)
+                and not engines.names_memory(engine.url)
+            ):
                 engine.dispose()
 
     def after_fork(self) -> None:
@@ -446,23 +441,23 @@ class Database:
 
     def _used(self) -> list[Engine]:
         """Return all engines that are known by now, once each."""
-        engines = self._engines
-        known = () if engines is None else (engines.records, engines.base)
+        opened = self._engines
+        known = () if opened is None else (opened.records, opened.base)
         return list(dict.fromkeys((*known, *self._shared())))
 
-    def _open(self) -> Engines:
+    def _open(self) -> engines.Engines:
         notice()
         if self._engines is None:
             with self._lock:
                 if self._engines is None:
-                    engines = open_engines(
+                    opened = engines.open_engines(
                         self._bind, self.numbers, driver_cursor=self._driver_cursor, joining=self.joining
                     )
-                    if self._opens_in_child and engines.base not in self._shared():
-                        _renew(engines.base)
+                    if self._opens_in_child and opened.base not in self._shared():
+                        _renew(opened.base)
                     if self._on_open is not None:
-                        self._on_open(engines.base)
-                    self._engines = engines
+                        self._on_open(opened.base)
+                    self._engines = opened
         return self._engines
 
 
@@ -472,7 +467,7 @@ def _nothing(connection: Connection) -> None:
 
 def _renew(engine: Engine) -> None:
     # SQLite in memory has no file to share: the child has a copy of it, and only in this connection.
-    if not names_memory(engine.url):
+    if not engines.names_memory(engine.url):
         leave_to_parent(engine)
 
 
@@ -558,5 +553,5 @@ def _may_be_repeated(error: DBAPIError, before: DBAPIError | None) -> bool:
     return (
         (error.connection_invalidated or errors.is_apart(error))
         and not stale_before
-        and not is_read_timeout(error.orig)
+        and not engines.is_read_timeout(error.orig)
     )

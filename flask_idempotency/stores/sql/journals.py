@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeAlias, get_args
+from typing import Any, Final, NoReturn, get_args
 
 from sqlalchemy import Connection
 
@@ -26,7 +26,14 @@ from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements as statements
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter, as_seen, is_sealed, refuse_sealed, stored
+from flask_idempotency.stores.sql.completion import (
+    CompletionWriter,
+    answer_of,
+    as_seen,
+    is_sealed,
+    refuse_sealed,
+    stored,
+)
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds, made
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
@@ -160,24 +167,14 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
     }
 
 
-Complete: TypeAlias = Callable[[StorageKey, bytes, StoredPayload, float, float | None], None]
-"""Completes a record and removes its journal, in the same atomic step."""
-
-
 class SqlJournals(SqlCapability):
     """Implements `Journals`."""
 
     def __init__(
-        self,
-        database: Database,
-        completing: Callable[[], CompletionWriter],
-        complete: Complete,
-        *,
-        now: Callable[[], int | None],
+        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
         super().__init__(database, now=now)
         self._completing = completing
-        self._complete = complete
         self._writer: JournalWriter | None = None
         self.before_write: Callable[[], None] | None = None
         """Raises if the application's own session prevents a write."""
@@ -209,7 +206,9 @@ class SqlJournals(SqlCapability):
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
-        self._complete(key, token, payload, keep, remember)
+        parameters = {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self._now()}
+        given = {**parameters, **answer_of(key, payload, keep, remember)}
+        self._database.send(self._completing().complete, given, True)
 
     def read(self, key: StorageKey) -> Journal:
         rows = self._rows(statements.read_journal, my_record_id=key.rid)

@@ -364,7 +364,7 @@ class OutboxTable(SqlCapability):
         """Return why messages cannot be published or sent: a sentence for each fault, with its remedy."""
 
         def work(connection: sa.Connection) -> list[str]:
-            gaps = schema.outbox_gaps(connection)
+            gaps = schema.lacks(connection, (schema.outbox.name,))
             if gaps:
                 what = ", ".join((*gaps.tables, *gaps.columns, *gaps.indexes))
                 return [

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from flask_idempotency.engine import model
-from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.stores.sql import schema
 
 RowT = TypeVar("RowT")
@@ -81,7 +81,7 @@ class Row(NamedTuple):
     def kept_until(self) -> int | None:
         """When its response expires, if the record is remembered for longer."""
         until, completed_at = self.response_expires_at, self.completed_at
-        if until is None or completed_at is None or self.state not in (schema.COMPLETED, schema.FAILED):
+        if until is None or completed_at is None or self.state not in schema.ANSWERED:
             return None
         # The release before claims an expired row again, and leaves this column as it was.
         return until if until >= completed_at else None
@@ -169,7 +169,7 @@ def row_of(columns: Sequence[Any]) -> Row:
     if row.succeeded is not None and not isinstance(row.succeeded, int):
         raise CorruptRecord("the row's succeeded is not a number")
     if response is None or row.completed_at is None or row.status is None or row.response_size is None:
-        if row.state in (schema.COMPLETED, schema.FAILED):
+        if row.state in schema.ANSWERED:
             raise CorruptRecord("the row is completed, but holds no response")
         if row.state == schema.QUARANTINED and row.reason == model.CORRUPT:
             raise CorruptRecord("the row was quarantined as unreadable, and holds no response")
@@ -201,9 +201,7 @@ def check_standing(row: Any) -> None:
         raise CorruptRecord("the row's state or its token is invalid")
     if row.state in (schema.COMPLETED, schema.FAILED, schema.RELEASED) and not isinstance(row.expires_at, int):
         raise CorruptRecord("the row has ended, but has no time to expire")
-    if row.state in (schema.COMPLETED, schema.FAILED) and (
-        not isinstance(row.completed_at, int) or row.expires_at < row.completed_at
-    ):
+    if row.state in schema.ANSWERED and (not isinstance(row.completed_at, int) or row.expires_at < row.completed_at):
         raise CorruptRecord("the row expires before its completion")
 
 
@@ -211,11 +209,7 @@ def is_gone(row: Any) -> bool:
     """Return True if a claim finds the key free here: it was released, or its response has expired."""
     if row.state == schema.RELEASED:
         return True
-    return (
-        row.state in (schema.COMPLETED, schema.FAILED)
-        and row.expires_at is not None
-        and bool(row.expires_at <= row.now)
-    )
+    return row.state in schema.ANSWERED and row.expires_at is not None and bool(row.expires_at <= row.now)
 
 
 def is_condemned(row: Any) -> bool:
@@ -224,3 +218,16 @@ def is_condemned(row: Any) -> bool:
     The column `answered` shows if the row holds a response.
     """
     return bool(row.state == schema.QUARANTINED and (row.answered or row.reason == model.CORRUPT))
+
+
+def is_settled(found: Any | None, token: bytes, done: tuple[str, ...]) -> bool:
+    """Return True if this write is already applied. Raise `LeaseLost` if the token lost the record."""
+    if found is not None:
+        check_standing(found)
+    if found is None or is_gone(found):
+        raise LeaseLost("the record is gone")
+    if found.token != token:
+        raise LeaseLost("the record belongs to another worker")
+    if schema.COMPLETED not in done and (found.state in schema.ANSWERED or is_condemned(found)):
+        raise LeaseLost("the record is completed")
+    return found.state in done

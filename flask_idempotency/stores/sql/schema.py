@@ -8,7 +8,7 @@ Responses are bytes and not JSON, so that a replay is exactly what the server se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from threading import Lock
@@ -85,6 +85,9 @@ UNKNOWN: Final = "unknown"
 
 WATCHED: Final = (NEW, TAKEN_OVER)
 """The states of an observation whose request has not ended."""
+
+ANSWERED: Final = (COMPLETED, FAILED)
+"""The states of a completed record."""
 
 STATES: Final = (PROCESSING, COMPLETED, FAILED, QUARANTINED, RELEASED)
 
@@ -204,7 +207,7 @@ records: Final = _table(
         name="idempotency_deadline",
     ),
     sa.CheckConstraint(
-        f"NOT {_one_of('state', (COMPLETED, FAILED))}"
+        f"NOT {_one_of('state', ANSWERED)}"
         " OR (completed_at IS NOT NULL AND status IS NOT NULL AND response_size IS NOT NULL AND response IS NOT NULL)",
         name="idempotency_response",
     ),
@@ -524,25 +527,21 @@ RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != outbox.
 """The tables that every application with this store needs. Only an application with an outbox needs its table."""
 
 
-def lacks(connection: sa.Connection, *, outbox: bool = False) -> SchemaGaps:
-    """Return what the database lacks. Compare names in the catalogue only, not types or predicates.
-
-    `outbox`: look for the table of the outbox too.
-    """
+def lacks(connection: sa.Connection, names: Collection[str] = RECORD_TABLES) -> SchemaGaps:
+    """Return what the database lacks of these tables. Compare names in the catalogue only, not types or predicates."""
     catalogue = Catalogue(connection)
-    wanted = tuple(metadata.tables) if outbox else RECORD_TABLES
-    tables = tuple(name for name in wanted if not catalogue.has_table(name))
-    there = tuple(name for name in wanted if name not in tables)
-    sequences = () if catalogue.has_sequence(FENCES) else (FENCES,)
-    all_records = not set(tables) & set(RECORD_TABLES)
+    tables = tuple(name for name in names if not catalogue.has_table(name))
+    there = tuple(name for name in names if name not in tables)
+    numbered = fence_numbers.name in names
+    sequences = () if not numbered or catalogue.has_sequence(FENCES) else (FENCES,)
     return SchemaGaps(
         tables=tables,
         columns=tuple(_columns(catalogue, there)),
         indexes=tuple(_indexes(catalogue, there)),
         sequences=sequences,
-        seed=not (tables or sequences) and _unseeded(connection),
-        store=meta.name not in tables and bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING))),
-        storage=all_records
+        seed=numbered and not (tables or sequences) and _unseeded(connection),
+        store=meta.name in there and bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING))),
+        storage=set(RECORD_TABLES) <= set(there)
         and connection.dialect.name == POSTGRESQL
         and bool(connection.scalar(named(connection, _STORAGE_MISSING))),
     )
@@ -575,16 +574,6 @@ def cache_fault(connection: sa.Connection, sequence: str, harm: str) -> str | No
 
 
 FENCES_DO_NOT_RISE: Final = "fences do not rise, and `fenced()` refuses updates of the newest worker"
-
-
-def outbox_gaps(connection: sa.Connection) -> SchemaGaps:
-    """Return what the database lacks of the outbox alone."""
-    catalogue = Catalogue(connection)
-    if not catalogue.has_table(outbox.name):
-        return SchemaGaps(tables=(outbox.name,))
-    return SchemaGaps(
-        columns=tuple(_columns(catalogue, (outbox.name,))), indexes=tuple(_indexes(catalogue, (outbox.name,)))
-    )
 
 
 def _columns(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:

@@ -176,11 +176,16 @@ def has_answer() -> sa.ColumnElement[bool]:
     return _r.response.is_not(None)
 
 
+def is_completed() -> sa.ColumnElement[bool]:
+    """Match a completed row."""
+    return _r.state.in_([word(state) for state in schema.ANSWERED])
+
+
 def is_absent(dialect: Dialect) -> sa.ColumnElement[bool]:
     """Match a row whose key is free: it was released, or its response has expired."""
     # If a response expires before its completion, a bit is flipped: do not trust either time.
     over = sa.and_(_r.expires_at <= dialect.now, _r.expires_at >= _r.completed_at)
-    expired = sa.and_(_r.state.in_((word(schema.COMPLETED), word(schema.FAILED))), over)
+    expired = sa.and_(is_completed(), over)
     return sa.or_(_r.state == word(schema.RELEASED), expired)
 
 

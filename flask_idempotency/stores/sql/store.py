@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine import model
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey, paused_token
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
@@ -29,7 +29,7 @@ from flask_idempotency.stores.sql.identity import identity, prepare
 from flask_idempotency.stores.sql.journals import SqlJournals
 from flask_idempotency.stores.sql.notifications import SqlNotifier
 from flask_idempotency.stores.sql.quota import SqlLedger
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, RELEASED, SEEDED, meta
+from flask_idempotency.stores.sql.schema import ANSWERED, QUARANTINED, RELEASED, SEEDED, meta
 from flask_idempotency.stores.sql.writes import upserted
 
 _NAME: Final[sa.ColumnElement[str]] = sa.literal_column("'cached_since'")
@@ -75,9 +75,7 @@ class SqlStore:
         self.observations: SqlObservations = SqlObservations(database, now=self.now)
         self.audit: SqlAuditTrail = SqlAuditTrail(database, now=self.now)
         self.notifier: SqlNotifier = SqlNotifier(database)
-        self.journals: SqlJournals = SqlJournals(
-            database, lambda: self.completing, self._complete_and_close, now=self.now
-        )
+        self.journals: SqlJournals = SqlJournals(database, lambda: self.completing, now=self.now)
         if database.known:
             self._ready()
 
@@ -196,7 +194,7 @@ class SqlStore:
         On Galera a write is put in order with those of other nodes only if it changes its row.
         """
         parameters = self.parameters(key, token, lease=microseconds(lease), later=later)
-        self.database.send(self._write, statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED))
+        self.database.send(self._write, statements.renew, parameters, (QUARANTINED, *ANSWERED))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         parameters = self.parameters(key, token)
@@ -206,7 +204,7 @@ class SqlStore:
         self, key: StorageKey, token: bytes, payload: model.StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
-        self.database.send(self._write, None, parameters, (COMPLETED, FAILED))
+        self.database.send(self.completing.complete, parameters)
 
     def release(self, key: StorageKey, token: bytes) -> model.State | None:
         parameters = self.parameters(key, token, my_paused_token=paused_token(token))
@@ -265,39 +263,18 @@ class SqlStore:
         now = None if self._clock is None else self.now()
         return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": now, **more}
 
-    def _complete_and_close(
-        self, key: StorageKey, token: bytes, payload: model.StoredPayload, keep: float, remember: float | None
-    ) -> None:
-        """Complete a record, and remove its journal in the same atomic step."""
-        parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
-        self.database.send(self._write, None, parameters, (COMPLETED, FAILED), True)
-
     def _write(
-        self,
-        connection: RecordConnection,
-        make: Make | None,
-        parameters: dict[str, Any],
-        done: tuple[str, ...],
-        closes: bool = False,
+        self, connection: RecordConnection, make: Make, parameters: dict[str, Any], done: tuple[str, ...]
     ) -> None:
-        """Send an owner's write: what `make` makes, or if it is None, what completes the record.
-
-        If it changes no row, read the row's state: a state in `done` means that an earlier try was applied. `closes`:
-        remove the journal of the completed record.
-        """
-        completing = (self._built or self._ready())[0]
+        """Send an owner's write. If it changes no row, read the row's state: one in `done` means that it was applied."""
+        dialect = (self._built or self._ready())[0].dialect
         for _ in range(TRIES):
-            if make is None:
-                written = completing.write(connection, parameters, closes=closes)
-            else:
-                written = connection.execute(made(make, completing.dialect), parameters).one_or_none()
+            written = connection.execute(made(make, dialect), parameters).one_or_none()
             if written is not None:
                 return
-            found = connection.execute(made(statements.read_state, completing.dialect), parameters).one_or_none()
-            if _is_settled(found, parameters["my_token"], done):
+            found = connection.execute(made(statements.read_state, dialect), parameters).one_or_none()
+            if rows.is_settled(found, parameters["my_token"], done):
                 return
-            if make is None:
-                completing.look_again(connection, parameters, found)
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
     def _release(self, connection: RecordConnection, parameters: dict[str, Any]) -> Any | None:
@@ -318,19 +295,6 @@ class SqlStore:
             rows.check_standing(found)
             if found.token == parameters["my_paused_token"]:
                 return found
-            if rows.is_gone(found) or _is_settled(found, parameters["my_token"], ()):
+            if rows.is_gone(found) or rows.is_settled(found, parameters["my_token"], ()):
                 return None
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
-
-
-def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...]) -> bool:
-    """Return True if this write is already applied. Raise `LeaseLost` if the token lost the record."""
-    if found is not None:
-        rows.check_standing(found)
-    if found is None or rows.is_gone(found):
-        raise LeaseLost("the record is gone")
-    if found.token != token:
-        raise LeaseLost("the record belongs to another worker")
-    if COMPLETED not in done and (found.state in (COMPLETED, FAILED) or rows.is_condemned(found)):
-        raise LeaseLost("the record is completed")
-    return found.state in done

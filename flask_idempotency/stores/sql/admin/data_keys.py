@@ -27,7 +27,7 @@ from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, Dialect, bigint
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import readable, row_of
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, data_keys, meta, tenants
+from flask_idempotency.stores.sql.schema import ANSWERED, data_keys, meta, tenants
 from flask_idempotency.stores.sql.statements import ZERO, word
 from flask_idempotency.stores.sql.writes import proven, upserted
 
@@ -329,7 +329,7 @@ class SqlResponses(SqlCapability):
                 if row is None:
                     return
                 self._send(connection, completion.mark_unreadable, parameters)
-                if row.state in (COMPLETED, FAILED) and _is_countable(row):
+                if row.state in ANSWERED and _is_countable(row):
                     self._unbook(connection, key, row)
 
         try:

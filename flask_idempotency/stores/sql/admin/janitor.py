@@ -24,14 +24,6 @@ from flask_idempotency.stores.sql import completion, dialects, schema, statement
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.activity import delete_expired as delete_expired_beside
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import (
-    CompletionWriter,
-    answer_of,
-    as_seen,
-    is_remembered,
-    outlives_response,
-    shard_of,
-)
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, string
 from flask_idempotency.stores.sql.naming import prefix
@@ -208,7 +200,7 @@ def first_response(dialect: Dialect) -> sa.Select[Any]:
 def _has_expired_response(dialect: Dialect) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
     """Match the records whose response is to be removed, and those that may be such by what `note_removed` has noted."""
     horizon, kept = bigint("my_horizon"), sa.func.coalesce(_r.data_key_number, ONE) != ZERO
-    is_completed = sa.and_(_r.state.in_((word(schema.COMPLETED), word(schema.FAILED))), outlives_response())
+    is_completed = sa.and_(statements.is_completed(), completion.outlives_response())
     expired = sa.and_(is_completed, kept, _r.response_expires_at <= horizon, _r.response_expires_at <= dialect.now)
     # Not where the clock was set back since.
     noted = sa.and_(schema.meta.c.name == word(REMOVED), schema.meta.c.value <= horizon)
@@ -223,9 +215,7 @@ def has_overdue(dialect: Dialect) -> sa.Select[Any]:
 
 def _is_expired(dialect: Dialect) -> sa.ColumnElement[bool]:
     # A record that expired before it was completed has a damaged time. If it were deleted, its payment could run again.
-    is_completed = sa.and_(
-        _r.state.in_((word(schema.COMPLETED), word(schema.FAILED))), _r.expires_at >= _r.completed_at
-    )
+    is_completed = sa.and_(statements.is_completed(), _r.expires_at >= _r.completed_at)
     horizon = bigint("my_horizon")
     return sa.and_(
         sa.or_(_r.state == word(schema.RELEASED), is_completed), _r.expires_at <= horizon, _r.expires_at <= dialect.now
@@ -236,7 +226,11 @@ class SqlRecovery(SqlCapability):
     """Implements `Recovery`: find records of lost workers, quarantine, resolve and release them."""
 
     def __init__(
-        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
+        self,
+        database: Database,
+        completing: Callable[[], completion.CompletionWriter],
+        *,
+        now: Callable[[], int | None],
     ) -> None:
         super().__init__(database, now=now)
         self._completing = completing
@@ -255,7 +249,9 @@ class SqlRecovery(SqlCapability):
         if seen.record.on_expiry is not OnExpiry.QUARANTINE:
             # On MySQL the statement would lock the row before it sees this, and a retry would be refused for that moment.
             return False
-        return self._row(quarantine_expired, **as_seen(seen), my_horizon=in_microseconds(horizon)) is not None
+        return (
+            self._row(quarantine_expired, **completion.as_seen(seen), my_horizon=in_microseconds(horizon)) is not None
+        )
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
@@ -285,11 +281,11 @@ class SqlRecovery(SqlCapability):
     ) -> bool:
         statement = read_as_seen(self._database.dialect)
         parameters = {
-            **as_seen(seen),
+            **completion.as_seen(seen),
             "my_tenant_id": seen.key.tid,
             "my_token": token,
             "now": self._now(),
-            **answer_of(seen.key, payload, keep, remember),
+            **completion.answer_of(seen.key, payload, keep, remember),
         }
         completing = self._completing()
 
@@ -299,7 +295,7 @@ class SqlRecovery(SqlCapability):
                     return True
                 row = connection.execute(statement, parameters).one_or_none()
                 if row is not None and row.token == token:
-                    return row.state in (schema.COMPLETED, schema.FAILED)
+                    return row.state in schema.ANSWERED
                 if row is None or row.state != schema.QUARANTINED or not row.unchanged:
                     return False
                 completing.look_again(connection, parameters, row)
@@ -311,7 +307,7 @@ class SqlRecovery(SqlCapability):
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
         rule = schema.TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else schema.QUARANTINE
-        parameters = {**as_seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
+        parameters = {**completion.as_seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
         parameters["seen_on_expiry"] = rule
         kept = None if seen.record.remembered_until is None else in_microseconds(seen.record.deadline)
 
@@ -322,7 +318,7 @@ class SqlRecovery(SqlCapability):
                 if row is not None and not is_completed:
                     self._send(connection, completion.drop_journal, parameters)
                 elif row is not None and row.in_quota:
-                    of_key = {**parameters, "my_shard": shard_of(seen.key)}
+                    of_key = {**parameters, "my_shard": completion.shard_of(seen.key)}
                     counted = completion.shares(parameters["seen_deadline"], row.response_size, kept)
                     completion.count(connection, self._database.dialect, of_key, counted, sign=-1)
             if row is not None:
@@ -468,7 +464,7 @@ def scan_completed(dialect: Dialect) -> sa.Select[Any]:
     """Select unexpired completed records up to `my_until`. Leave out their responses, which may be large."""
     empty = sa.literal_column("''::bytea" if dialect.name == dialects.POSTGRESQL else "x''", sa.LargeBinary)
     shown = [empty.label("response") if column is _r.response else column for column in columns()]
-    return _scan(dialect, shown, is_remembered(dialect.now), _r.record_id <= binary("my_until"), few=False)
+    return _scan(dialect, shown, completion.is_remembered(dialect.now), _r.record_id <= binary("my_until"), few=False)
 
 
 def _scan(
@@ -489,7 +485,7 @@ def _scan(
 
 def count_few_completed(dialect: Dialect) -> sa.Select[Any]:
     """Count completed records, up to a limit."""
-    ended = _r.expires_at.is_not(None), _r.state.in_((word(schema.COMPLETED), word(schema.FAILED)))
+    ended = _r.expires_at.is_not(None), statements.is_completed()
     some = (
         sa.select(ONE.label("one"))
         .select_from(schema.records)

@@ -184,13 +184,13 @@ def upgrade_outbox(engine: Engine) -> list[str]:
     """
     _check_dialect(engine.dialect.name)
     with engine.connect() as connection:
-        if not schema.outbox_gaps(connection):
+        if not schema.lacks(connection, (schema.outbox.name,)):
             return []
     with engine.connect() as connection:
         connection.connection.commit()
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
-            if not schema.outbox_gaps(connection):
+            if not schema.lacks(connection, (schema.outbox.name,)):
                 return []
             add_parts(connection, [schema.outbox])
             comment(connection, [schema.outbox])
@@ -258,7 +258,7 @@ _SEQUENCES: Final = text(
 
 def _steps_for(connection: Connection) -> list[str]:
     reached = version(connection)
-    if reached <= LATEST and schema.lacks(connection, outbox=True):
+    if reached <= LATEST and schema.lacks(connection, schema.metadata.tables):
         # Something was dropped since.
         reached = 0
     return [_line(number) for number in range(reached + 1, LATEST + 1)]

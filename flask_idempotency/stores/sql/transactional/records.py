@@ -27,7 +27,7 @@ from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.mysql import beside_snapshot
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
+from flask_idempotency.stores.sql.schema import ANSWERED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transactional import listeners
 from flask_idempotency.stores.sql.transactional.joining import Joining
@@ -349,7 +349,7 @@ class SessionRecords:
         found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None or found.token != token:
             return False
-        return found.state in (COMPLETED, FAILED) or (found.state == QUARANTINED and bool(found.answered))
+        return found.state in ANSWERED or (found.state == QUARANTINED and bool(found.answered))
 
     def notify_committed(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
         for key, record in completed:
