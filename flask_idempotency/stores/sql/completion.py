@@ -5,7 +5,7 @@ The completing statement has several forms, so that no response pays for a featu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,8 @@ from flask_idempotency.engine.model import CORRUPT, State, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import dialects, schema, statements
-from flask_idempotency.stores.sql.database import TRIES, transaction
+from flask_idempotency.stores.sql.capability import SqlCapability
+from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, made, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
@@ -374,6 +375,16 @@ class CompletionWriter:
             refuse_sealed(connection.execute(made(why_not_sealed, self.dialect), parameters).one_or_none())
 
 
+class SqlCompleting(SqlCapability):
+    """A capability that completes records, or changes their responses. `completing` returns the store's writer."""
+
+    def __init__(
+        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
+    ) -> None:
+        super().__init__(database, now=now)
+        self._completing = completing
+
+
 def refuse_sealed(why: Any | None) -> None:
     """Raise `DataKeyMissing` if this row of `why_not_sealed` is the reason why a payload was not stored."""
     if why is not None and (why.erased or not why.kept):
@@ -396,21 +407,14 @@ def answer_of(key: StorageKey, payload: StoredPayload, keep: float, remember: fl
 
 def facts_of(payload: StoredPayload, whose: str) -> dict[str, Any]:
     """Return a payload as parameters. `whose` is `my` for values to write, and `seen` for values to compare."""
+    by = payload.sealed_by
     return {
         f"{whose}_state": schema.COMPLETED if payload.success else schema.FAILED,
         f"{whose}_status": payload.status,
-        **stored(payload, f"{whose}_response", whose),
-    }
-
-
-def stored(payload: StoredPayload | None, column: str, whose: str, suffix: str = "") -> dict[str, Any]:
-    """Return the parameters of the columns that a record or a step keeps of a payload: data, size and data key."""
-    by = None if payload is None else payload.sealed_by
-    return {
-        f"{column}_size{suffix}": 0 if payload is None else payload.byte_size,
-        f"{column}{suffix}": None if payload is None else payload.data,
-        f"{whose}_wrapping_key_id{suffix}": None if by is None else by.kid,
-        f"{whose}_data_key_number{suffix}": None if by is None else by.number,
+        f"{whose}_response_size": payload.byte_size,
+        f"{whose}_response": payload.data,
+        f"{whose}_wrapping_key_id": None if by is None else by.kid,
+        f"{whose}_data_key_number": None if by is None else by.number,
     }
 
 

@@ -25,14 +25,13 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements as statements
-from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import (
     CompletionWriter,
+    SqlCompleting,
     answer_of,
     as_seen,
     is_sealed,
     refuse_sealed,
-    stored,
 )
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds, made
@@ -152,6 +151,17 @@ def _of_life(parameters: Mapping[str, Any], held: Any) -> dict[str, Any]:
     }
 
 
+def _stored(payload: StoredPayload | None, whose: str, suffix: str = "") -> dict[str, Any]:
+    """Return the parameters of the columns that a step keeps of a payload: data, size and data key."""
+    by = None if payload is None else payload.sealed_by
+    return {
+        f"{whose}_payload_size{suffix}": 0 if payload is None else payload.byte_size,
+        f"{whose}_payload{suffix}": None if payload is None else payload.data,
+        f"{whose}_wrapping_key_id{suffix}": None if by is None else by.kid,
+        f"{whose}_data_key_number{suffix}": None if by is None else by.number,
+    }
+
+
 def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[str, Any]:
     """Return the parameters that enter this step, the `number`-th of its write."""
     return {
@@ -163,18 +173,17 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
         f"my_kept{suffix}": int(entry.kept),
         f"my_digest{suffix}": entry.digest,
         f"my_took{suffix}": in_microseconds(entry.took),
-        **stored(entry.payload, "my_payload", "my", suffix),
+        **_stored(entry.payload, "my", suffix),
     }
 
 
-class SqlJournals(SqlCapability):
+class SqlJournals(SqlCompleting):
     """Implements `Journals`."""
 
     def __init__(
         self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
-        super().__init__(database, now=now)
-        self._completing = completing
+        super().__init__(database, completing, now=now)
         self._writer: JournalWriter | None = None
         self.before_write: Callable[[], None] | None = None
         """Raises if the application's own session prevents a write."""
@@ -264,8 +273,8 @@ class SqlJournals(SqlCapability):
         parameters = {
             "my_record_id": key.rid,
             "my_step_id": step,
-            **stored(new, "my_payload", "my"),
-            **stored(old, "seen_payload", "seen"),
+            **_stored(new, "my"),
+            **_stored(old, "seen"),
         }
         sealed = is_sealed(parameters)
 

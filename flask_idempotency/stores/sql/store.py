@@ -204,7 +204,8 @@ class SqlStore:
         self, key: StorageKey, token: bytes, payload: model.StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
-        self.database.send(self.completing.complete, parameters)
+        completing, _ = self._built or self._ready()
+        self.database.send(completing.complete, parameters)
 
     def release(self, key: StorageKey, token: bytes) -> model.State | None:
         parameters = self.parameters(key, token, my_paused_token=paused_token(token))

@@ -21,7 +21,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter, facts_of, is_sealed, shard_of
+from flask_idempotency.stores.sql.completion import SqlCompleting, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.engines import without_logging
@@ -269,14 +269,8 @@ def _is_key() -> tuple[Any, Any]:
     return _k.tenant_id == binary("my_tenant_id"), _k.number == integer("my_number")
 
 
-class SqlResponses(SqlCapability):
+class SqlResponses(SqlCompleting):
     """Implements `Responses`, and quarantines records that cannot be read."""
-
-    def __init__(
-        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
-    ) -> None:
-        super().__init__(database, now=now)
-        self._completing = completing
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         given: dict[str, Any] = {"my_after": after, "my_tenant_id": tid, "my_wrapping_key_id": other_than}

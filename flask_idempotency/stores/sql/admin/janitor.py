@@ -222,18 +222,8 @@ def _is_expired(dialect: Dialect) -> sa.ColumnElement[bool]:
     )
 
 
-class SqlRecovery(SqlCapability):
+class SqlRecovery(completion.SqlCompleting):
     """Implements `Recovery`: find records of lost workers, quarantine, resolve and release them."""
-
-    def __init__(
-        self,
-        database: Database,
-        completing: Callable[[], completion.CompletionWriter],
-        *,
-        now: Callable[[], int | None],
-    ) -> None:
-        super().__init__(database, now=now)
-        self._completing = completing
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         first, after_key = int.from_bytes(after[:_TIME_BYTES], "big"), after[_TIME_BYTES:]
