@@ -193,7 +193,7 @@ def discard_command(seq: int, yes: bool, word: AuditNote) -> Output:
     Example:
       $ flask idempotency outbox discard 4711 --reason "refunded by hand"
     """
-    outbox_of()
+    outbox_of()  # without one, ask nothing
     confirm("Delete it?", "The message will be lost.", yes=yes)
     return _changed("discard", seq, word)
 

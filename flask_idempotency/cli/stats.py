@@ -26,7 +26,7 @@ from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.operations import activity
-from flask_idempotency.operations.examination import KeptHealth, kept_health
+from flask_idempotency.operations.examination import kept_health
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Condition, Refused, paused_among
 from flask_idempotency.operations.report import EndpointReport, Report, Suggestion, as_object, report
@@ -110,19 +110,22 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
         "paused": paused,
         "health": None if health is None else asdict(health),
     }
-    return Output(shown, _stats_lines(standing, paused, counted, changes or (), ran, health, quick=quick))
+    lines: list[Line] = [
+        *_unfinished(standing, paused),
+        _count("completed", counted["completed"], "not counted" if quick else "not known"),
+        _count("data keys", counted["data_keys"]),
+        _count("tenants with a ledger", counted["tenants"]),
+        *(clean(f"identity: {each.text} {each.remedy}") for each in changes or ()),
+        *_last_runs(ran),
+    ]
+    if health is not None:
+        unknown = "" if health.complete else ", and a check could not be made"
+        lines.append(f"health: the console looked {ago(health.ago)}, and found {len(health.faults)} faults{unknown}")
+        lines += [Styled(f"  {check}: {text}", Style.BAD) for check, text in health.faults]
+    return Output(shown, lines)
 
 
-def _stats_lines(
-    counts: UnfinishedCounts,
-    paused: int,
-    counted: Mapping[str, int | None],
-    changes: Sequence[IdentityChange],
-    ran: Mapping[str, TaskReport] | None,
-    health: KeptHealth | None,
-    *,
-    quick: bool,
-) -> Iterator[Line]:
+def _unfinished(counts: UnfinishedCounts, paused: int) -> Iterator[Line]:
     expired = max(counts.lapsed - paused, 0)
     yield _count("in flight", counts.in_flight)
     for name, number, seconds, style in (
@@ -134,20 +137,14 @@ def _stats_lines(
             continue
         oldest = "" if seconds is None else f", the oldest for {format_duration(seconds)}"
         yield Styled(_count(name, number) + oldest, style if number else None)
-    yield _count("completed", counted["completed"], "not counted" if quick else "not known")
-    yield _count("data keys", counted["data_keys"])
-    yield _count("tenants with a ledger", counted["tenants"])
-    yield from (clean(f"identity: {each.text} {each.remedy}") for each in changes)
+
+
+def _last_runs(ran: Mapping[str, TaskReport] | None) -> list[str]:
     if ran is None:
-        yield "This store keeps no task log, so it cannot tell whether a janitor runs."
-    elif not ran:
-        yield "No janitor task has ever reported: start a janitor, or run its tasks by cron."
-    else:
-        yield from (f"{clean(task)}: {ago(run.ago)}{_did(run.facts())}" for task, run in sorted(ran.items()))
-    if health is not None:
-        unknown = "" if health.complete else ", and a check could not be made"
-        yield f"health: the console looked {ago(health.ago)}, and found {len(health.faults)} faults{unknown}"
-        yield from (Styled(f"  {check}: {text}", Style.BAD) for check, text in health.faults)
+        return ["This store keeps no task log, so it cannot tell whether a janitor runs."]
+    if not ran:
+        return ["No janitor task has ever reported: start a janitor, or run its tasks by cron."]
+    return [f"{clean(task)}: {ago(run.ago)}{_did(run.facts())}" for task, run in sorted(ran.items())]
 
 
 def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from flask import Response, request
@@ -78,7 +77,7 @@ def _resolved(visit: Visit, handle: str, action: Action, verdicts: Callable[[Cas
     view, case, fields = _opened(visit, handle, action)
     policy, message, possible = operator.policy_for(case.first.record.info), view.method == MESSAGE, verdicts(case)
     shared = {
-        **_shared(view, case, visit.url(action, handle=handle), operator.objections(case), page=action),
+        **_shared(view, case, page=action),
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
         "message": message,
         "undone": undone(operator.recorded_of(case.first)[1], policy),
@@ -93,7 +92,8 @@ def _resolved(visit: Visit, handle: str, action: Action, verdicts: Callable[[Cas
         forced = verdict == "never" and bool(shared["against"])
         if not _confirmed(fields, forced=forced):
             carried = {name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")}
-            return _ask(visit, shared, said, reason, forced=forced, dropped=dropped, carried=carried)
+            shown = {"consequence": said, "reason": reason, "forced": forced, "dropped": dropped, "carried": carried}
+            return visit.render("confirm.html", **shared, **shown)
         settler, word = operator.settler(), counted(visit, reason)
         if verdict == "never":
             done = records.release(settler, case, word, forced=forced)
@@ -124,8 +124,7 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
     step = steps[0][number - 1]
     if not step.in_doubt:
         raise Refused("This step is not in doubt: its result stays as it is. Nothing was changed.")
-    target, objections = visit.url("settle_step", handle=handle, number=number), operator.objections(case, steps=False)
-    shared = {**_shared(view, case, target, objections, part=part), "step": view_of(step)}
+    shared = {**_shared(view, case, part=part), "step": view_of(step)}
 
     def do(fields: Mapping[str, str]) -> Page:
         reason, verdict = reason_of(fields), fields.get("verdict", "")
@@ -153,7 +152,8 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
         forced = verdict == "never" and bool(shared["against"])
         if not _confirmed(fields, forced=forced):
             carried = {"verdict": verdict, "result": typed}
-            return _ask(visit, shared, STEP_VERDICTS[verdict][1], reason, forced=forced, carried=carried)
+            shown = {"consequence": STEP_VERDICTS[verdict][1], "reason": reason, "forced": forced, "carried": carried}
+            return visit.render("confirm.html", **shared, **shown, dropped=[])
         done = records.resume(operator.settler(), case, journals, settled, counted(visit, reason))
         left = [entry.name for entry in journals[0].entries if entry.in_doubt and entry.id != step.entry.id]
         said = f"Still in doubt: {', '.join(left)}." if left else "The next retry goes on after the finished steps."
@@ -323,42 +323,19 @@ def case_of(visit: Visit, found: SeenRecord) -> Case:
     return records.with_rotated(Case((found,)), operator.recovery(), operator.read, operator.every_tids(tenant))
 
 
-def _shared(
-    view: RecordView,
-    case: Case,
-    target: str,
-    objections: tuple[list[str], str],
-    *,
-    page: Action = "settle",
-    part: bytes = b"",
-) -> dict[str, Any]:
-    """Return what both forms about this record show."""
+def _shared(view: RecordView, case: Case, *, page: Action = "settle", part: bytes = b"") -> dict[str, Any]:
+    """Return what both forms about this record show. A form about a part of it needs no warning of recorded steps."""
+    against, out = operator.objections(case, steps=not part)
     return {
         "view": view,
-        "short": view.handle[:8],
         "version": version_of(case, operator.identity().console, part=part),
-        "target": target,
+        "target": request.script_root + request.path,
         "page": page,
-        "against": objections[0],
+        "against": against,
         # A form has a box to tick, and no option of a command.
-        "out": objections[1].replace(": --force.", ": tick the box below."),
+        "out": out.replace(": --force.", ": tick the box below."),
         "lives": records.alive(case.first.record, operator.policy_for(case.first.record.info)),
     }
-
-
-def _ask(
-    visit: Visit,
-    shared: Mapping[str, Any],
-    consequence: str,
-    reason: str,
-    *,
-    forced: bool,
-    dropped: Collection[str] = (),
-    carried: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """Return the second form: it says what follows, and asks for a confirmation."""
-    asked = {"consequence": consequence, "dropped": dropped, "carried": carried, "reason": reason, "forced": forced}
-    return visit.render("confirm.html", **shared, **asked)
 
 
 def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
@@ -428,4 +405,4 @@ def _done(visit: Visit, view: RecordView, case: Case, done: ResolveReport, said:
     if not done.settled:
         key, _, now = visit.find(view.handle)
         raise _changed(visit, key, now)
-    return visit.render("done.html", view=view, short=view.handle[:8], said=said, left=done.left)
+    return visit.render("done.html", view=view, said=said, left=done.left)

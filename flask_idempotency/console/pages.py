@@ -237,7 +237,6 @@ def records(visit: Visit) -> str | Response:
         more=more,
         first=bool(cursor),
         first_page=_address(visit, kept),
-        everything=visit.everything,
     )
 
 
@@ -309,7 +308,6 @@ def record(visit: Visit, handle: str) -> str:
     return visit.render(
         "record.html",
         view=view,
-        short=view.handle[:8],
         now=now_of(view),
         episodes=browse.timeline(found.record, policy, journal=journal, steps=steps, audit=entries),
         audit=audit is not None,
