@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -28,7 +28,7 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.maintenance.finish import FinishReport
-from flask_idempotency.maintenance.janitor import Batcher, ReconcileReport, Task
+from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, ReconcileReport, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
 from flask_idempotency.operations.browse import never_happened
@@ -45,32 +45,28 @@ _LONGEST_BUDGET_SECONDS: Final = 7000
 """With `LOCK_SECONDS` less than `LONGEST_LOCK_SECONDS`: stores grant no longer lock."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TaskCommand:
-    """One task as a command."""
+def _run(
+    task: Task,
+    budget: float,
+    what: str,
+    told: Callable[[Any], tuple[Counts, bool, list[str]]],
+    *,
+    refusal: str,
+    total: Callable[[], int | None] = lambda: None,
+) -> Output:
+    """Run a task, and return what its report tells: `told` returns counts, whether all was in order, and sentences.
 
-    what: str
-    """What it handles, in the plural."""
-    budget: float
-    total: Callable[[Services, Settings], int | None]
-    """Return how much there is to handle, for the progress line. None: only the task itself can find out."""
-    refusal: Callable[[Services, Settings], str]
-    """Return why this application has no such work."""
-    told: Callable[[Any], tuple[Counts, bool, list[str]]]
-    """Return the counts of a report, whether it found all in order, and its sentences."""
-
-
-def _run(task: Task, budget: float) -> Output:
-    command, parts, chosen = _COMMANDS[task], built(), settings()
+    `what` names what it handles, in the plural, and `total` counts it beforehand, if anything but the task can. Raises
+    `Refused` with the refusal if this application has no such work.
+    """
     janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
     if task not in janitor.tasks:
-        raise Refused(command.refusal(parts, chosen))
-    with show_progress(command.what, total=partial(command.total, parts, chosen), as_json=prints_json()) as progress:
-        drain = with_budget(drain_of(task, chosen), budget=budget, on_progress=progress)
-        report = janitor.run(task, drain)
+        raise Refused(refusal)
+    with show_progress(what, total=total, as_json=prints_json()) as progress:
+        report = janitor.run(task, with_budget(drain_of(task, settings()), budget=budget, on_progress=progress))
         if report is None:
             return Output({"busy": True}, [_BUSY])
-        progress.counts, in_order, lines = command.told(report)
+        progress.counts, in_order, lines = told(report)
     done = {"done": report.done} if isinstance(report, RotateReport) else {}
     lines += [] if report.finished else [_UNFINISHED]
     return Output({"busy": False, **asdict(report), **done}, lines, 0 if in_order else NOT_IN_ORDER)
@@ -155,74 +151,26 @@ def _reconciled(report: ReconcileReport) -> tuple[Counts, bool, list[str]]:
 
 
 def _old_responses(parts: Services, chosen: Settings) -> int | None:
-    """Return how many responses the newest key of the ring does not seal: these the run looks at."""
+    """Return how many responses the newest key of the ring does not seal: these a run looks at."""
     if parts.responses is None or chosen.key_ring is None:
         return None
     newest = chosen.key_ring.newest
     return sum(count for kid, count in parts.responses.count().items() if kid != newest)
 
 
-def _no_rotation(parts: Services, chosen: Settings) -> str:
-    if chosen.encryption == "off":
-        return "Encryption is off, so there is nothing to seal again: set IDEMPOTENCY_ENCRYPTION to on."
-    if parts.responses is None or parts.data_keys is None:
-        return "This store cannot list its responses, so they cannot be sealed again."
-    return "There is no key ring: set IDEMPOTENCY_KEY_RING."
-
-
-_COMMANDS: Final[Mapping[Task, _TaskCommand]] = {
-    "reap": _TaskCommand(
-        "claims",
-        300.0,
-        lambda parts, chosen: None if parts.recovery is None else parts.recovery.counts().lapsed,
-        lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `recovery`.",
-        _reaped,
-    ),
-    "finish": _TaskCommand(
-        "requests",
-        300.0,
-        lambda parts, chosen: None,
-        lambda parts, chosen: 'No endpoint of this application has finish="janitor", so there is nothing to finish.',
-        _finished,
-    ),
-    "expire": _TaskCommand(
-        "expired records",
-        300.0,
-        lambda parts, chosen: None,
-        lambda parts, chosen: "The store of this application removes expired records by itself: it has no `expiry`.",
-        lambda report: (
-            Counts(report.removed),
-            True,
-            [f"Expired records removed, or reduced to a remembered key: {report.removed}."],
-        ),
-    ),
-    "rotate": _TaskCommand("responses", 3600.0, _old_responses, _no_rotation, _rotated),
-    "reconcile": _TaskCommand(
-        "tenants",
-        3600.0,
-        lambda parts, chosen: None if parts.ledger is None else len(parts.ledger.tenants()),
-        lambda parts, chosen: (
-            ("Quotas are off in this application" if parts.ledger else "The store of this application does not count")
-            + ", so there is nothing to reconcile."
-        ),
-        _reconciled,
-    ),
-}
-
-
-def _budget_option(task: Task) -> Callable[[Callable[..., Output]], Callable[..., Output]]:
+def _budget_option(seconds: float) -> Callable[[Callable[..., Output]], Callable[..., Output]]:
     return click.option(
         "--budget",
         type=click.FloatRange(1, _LONGEST_BUDGET_SECONDS),
         metavar="SECONDS",
-        default=_COMMANDS[task].budget,
+        default=seconds,
         show_default=True,
         help=f"End after this, finished or not: {_LONGEST_BUDGET_SECONDS:,} at most, because no lock lasts over two hours.",
     )
 
 
 @cli.command("reap")
-@_budget_option("reap")
+@_budget_option(300.0)
 def reap_command(budget: float) -> Output:
     """Quarantine claims with an expired lease, and call resolvers.
 
@@ -233,11 +181,19 @@ def reap_command(budget: float) -> Output:
     Example:
       $ flask idempotency reap --budget 60
     """
-    return _run("reap", budget)
+    recovery = built().recovery
+    return _run(
+        "reap",
+        budget,
+        "claims",
+        _reaped,
+        refusal="The store of this application cannot be searched for claims: it has no `recovery`.",
+        total=lambda: None if recovery is None else recovery.counts().lapsed,
+    )
 
 
 @cli.command("finish")
-@_budget_option("finish")
+@_budget_option(300.0)
 def finish_command(budget: float) -> Output:
     """Finish requests that stopped between two steps, as their callers.
 
@@ -249,7 +205,9 @@ def finish_command(budget: float) -> Output:
     Example:
       $ flask idempotency finish --budget 60
     """
-    output, recovery = _run("finish", budget), built().recovery
+    recovery = built().recovery
+    refusal = 'No endpoint of this application has finish="janitor", so there is nothing to finish.'
+    output = _run("finish", budget, "requests", _finished, refusal=refusal)
     running = 0 if recovery is None else recovery.counts().in_flight
     waiting = _some(running, "Not looked at, because the leases of their workers still run: {}, of all endpoints.")
     every = [(name, policies().resolve(name, method)) for name, method in policies().pairs()]
@@ -259,7 +217,7 @@ def finish_command(budget: float) -> Output:
 
 
 @cli.command("expire")
-@_budget_option("expire")
+@_budget_option(300.0)
 def expire_command(budget: float) -> Output:
     """Remove expired responses and what belongs to them.
 
@@ -270,11 +228,18 @@ def expire_command(budget: float) -> Output:
     Example:
       $ flask idempotency expire
     """
-    return _run("expire", budget)
+
+    def told(report: ExpireReport) -> tuple[Counts, bool, list[str]]:
+        removed = f"Expired records removed, or reduced to a remembered key: {report.removed}."
+        return Counts(report.removed), True, [removed]
+
+    built()
+    refusal = "The store of this application removes expired records by itself: it has no `expiry`."
+    return _run("expire", budget, "expired records", told, refusal=refusal)
 
 
 @cli.command("rotate")
-@_budget_option("rotate")
+@_budget_option(3600.0)
 def rotate_command(budget: float) -> Output:
     """Seal the responses of old ring keys again, under the newest.
 
@@ -287,11 +252,18 @@ def rotate_command(budget: float) -> Output:
     Example:
       $ flask idempotency rotate
     """
-    return _run("rotate", budget)
+    parts, chosen = built(), settings()
+    if chosen.encryption == "off":
+        refusal = "Encryption is off, so there is nothing to seal again: set IDEMPOTENCY_ENCRYPTION to on."
+    elif parts.responses is None or parts.data_keys is None:
+        refusal = "This store cannot list its responses, so they cannot be sealed again."
+    else:
+        refusal = "There is no key ring: set IDEMPOTENCY_KEY_RING."
+    return _run("rotate", budget, "responses", _rotated, refusal=refusal, total=partial(_old_responses, parts, chosen))
 
 
 @cli.command("reconcile")
-@_budget_option("reconcile")
+@_budget_option(3600.0)
 def reconcile_command(budget: float) -> Output:
     """Recount the records of every tenant, and correct their ledgers.
 
@@ -302,7 +274,16 @@ def reconcile_command(budget: float) -> Output:
     Example:
       $ flask idempotency reconcile
     """
-    return _run("reconcile", budget)
+    ledger = built().ledger
+    why = "Quotas are off in this application" if ledger else "The store of this application does not count"
+    return _run(
+        "reconcile",
+        budget,
+        "tenants",
+        _reconciled,
+        refusal=f"{why}, so there is nothing to reconcile.",
+        total=lambda: None if ledger is None else len(ledger.tenants()),
+    )
 
 
 # `flask idempotency doctor`

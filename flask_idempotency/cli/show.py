@@ -184,16 +184,7 @@ _STATES: Final = {
 @click.option("--newest", is_flag=True, help="The last used first.")
 @wide_option
 def list_command(
-    of_state: str | None,
-    tenant: str | None,
-    no_tenant: bool,
-    older_than: float,
-    endpoint: str | None,
-    limit: int,
-    since: float | None,
-    until: float | None,
-    newest: bool,
-    wide: bool,
+    of_state: str | None, tenant: str | None, no_tenant: bool, limit: int, wide: bool, **options: Any
 ) -> Output:
     """List the unfinished records, one line each.
 
@@ -212,15 +203,8 @@ def list_command(
     journals = operator.built().journals if len({Condition.PAUSED, Condition.LEASE_EXPIRED} & conditions) == 1 else None
     if conditions == {Condition.PAUSED} and journals is None:
         raise Refused("The store of this application keeps no steps, so no request of it is paused.")
-    wanted = Browsing(
-        conditions,
-        (None,) if everybody else operator.tids(whose),
-        endpoint,
-        older_than,
-        since=since,
-        until=until,
-        newest=newest,
-    )
+    # The other options are fields of the filter.
+    wanted = Browsing(conditions, (None,) if everybody else operator.tids(whose), **options)
     found = listing(operator.recovery(), wanted, limit=limit, journals=journals)
     views = [operator.show_of(each) for each in found.found]
     none = "No record matches." if of_state else "No record is unfinished. Completed ones: --state completed."

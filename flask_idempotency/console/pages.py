@@ -186,13 +186,12 @@ def filtered(visit: Visit) -> tuple[browse.Browsing, dict[str, str]]:
 
 def look(visit: Visit, wanted: browse.Browsing, place: browse.Place) -> tuple[browse.BrowsePage, list[RecordView]]:
     """Return a page of this list, and what the operator may see of it."""
-    every = identities(operator.settings())
     page = browse.browse(
         operator.recovery(),
         wanted,
         place,
         journals=operator.built().journals,
-        labels=lambda found: [who.label(found.key) for who in every],
+        identities=identities(operator.settings()),
     )
     return page, _seen(visit, page.found)
 

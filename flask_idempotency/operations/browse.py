@@ -27,7 +27,7 @@ from flask_idempotency.engine.audit import (
 )
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
-from flask_idempotency.engine.keys import KeyedDigest, encode
+from flask_idempotency.engine.keys import Identity, KeyedDigest, encode
 from flask_idempotency.engine.lease import max_remaining
 from flask_idempotency.engine.model import VOIDED, OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
@@ -132,12 +132,12 @@ def browse(
     place: Place,
     *,
     journals: Journals | None = None,
-    labels: Callable[[SeenRecord], Collection[str]] = lambda found: (),
+    identities: Sequence[Identity] = (),
     rows: int | None = None,
 ) -> BrowsePage:
     """Return the page of this list that begins here.
 
-    `labels` returns the ids of a record in logs. Raises `StoreUnavailable` if the store does not answer.
+    `identities` name a record in logs. Raises `StoreUnavailable` if the store does not answer.
     """
     rows = ROWS if rows is None else rows
     scans, found, looked_at, calls, reads = wanted.scans(), dict[bytes, SeenRecord](), 0, 0, 0
@@ -160,7 +160,9 @@ def browse(
         looked_at, calls = looked_at + len(page.found), calls + 1
         for each in page.found:
             # One of each: during a rotation of secrets a use of a key has several records.
-            if each.record.token not in found and _wants(wanted, each, None if journals is None else paused, labels):
+            if each.record.token not in found and _wants(
+                wanted, each, None if journals is None else paused, identities
+            ):
                 found[each.record.token] = each
         scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
     ordered = sorted(found.values(), key=order_of(wanted))
@@ -178,7 +180,7 @@ def _wants(
     wanted: Browsing,
     found: SeenRecord,
     paused: Callable[[SeenRecord], bool] | None,
-    labels: Callable[[SeenRecord], Collection[str]] = lambda found: (),
+    identities: Sequence[Identity] = (),
 ) -> bool:
     record = found.record
     if wanted.endpoint not in (None, record.info.operation) or age(record) < wanted.older_than:
@@ -190,7 +192,8 @@ def _wants(
     ):
         return False
     beginning = wanted.beginning
-    if beginning and not (handle_of(found.key).startswith(beginning) or beginning in labels(found)):
+    labels = (who.label(found.key) for who in identities)
+    if beginning and not (handle_of(found.key).startswith(beginning) or beginning in labels):
         return False
     seen = condition(record)
     may_be_paused = seen is Condition.LEASE_EXPIRED and record.on_expiry is OnExpiry.TAKEOVER and paused is not None
@@ -239,12 +242,19 @@ def listing(recovery: Recovery, wanted: Browsing, *, limit: int, journals: Journ
     `newest`: the last used first. Otherwise completed records come in no order, because there may be millions. If one use of a
     key has records under several secrets, the list has one of them. Raises `StoreUnavailable` if the store does not answer.
     """
-    if State.COMPLETED in wanted.states and not wanted.newest:
-        some = list(islice(_listed(recovery, State.COMPLETED, wanted, set()), limit + 1))
-        ids = short_ids(handle_of(each.key) for each in some)
-        return Listing(tuple(some[:limit]), None if len(some) > limit else 0, ids)
     paused = None if journals is None else partial(is_paused_in, journals=journals)
     handles, tokens, whole = list[str](), set[bytes](), True
+
+    def matching(state: State) -> Iterator[SeenRecord]:
+        for found in every(recovery, state, tids=wanted.tids):
+            if found.record.token not in tokens and _wants(wanted, found, paused):
+                tokens.add(found.record.token)
+                yield found
+
+    if State.COMPLETED in wanted.states and not wanted.newest:
+        some = list(islice(matching(State.COMPLETED), limit + 1))
+        ids = short_ids(handle_of(each.key) for each in some)
+        return Listing(tuple(some[:limit]), None if len(some) > limit else 0, ids)
 
     def listed() -> Iterator[SeenRecord]:
         nonlocal whole
@@ -252,27 +262,13 @@ def listing(recovery: Recovery, wanted: Browsing, *, limit: int, journals: Journ
         # state hide none in another.
         for state in reversed(wanted.states):
             before = len(handles)
-            for each in islice(_listed(recovery, state, wanted, tokens, paused), MOST_LISTED):
+            for each in islice(matching(state), MOST_LISTED):
                 handles.append(handle_of(each.key))
                 yield each
             whole = whole and len(handles) - before < MOST_LISTED
 
     first = nsmallest(limit, listed(), key=order_of(wanted))
     return Listing(tuple(first), len(handles) - len(first) if whole else None, short_ids(handles))
-
-
-def _listed(
-    recovery: Recovery,
-    state: State,
-    wanted: Browsing,
-    tokens: set[bytes],
-    paused: Callable[[SeenRecord], bool] | None = None,
-) -> Iterator[SeenRecord]:
-    """Yield every record in this state that passes the filter, and remember their tokens: of each, only one record."""
-    for found in every(recovery, state, tids=wanted.tids):
-        if found.record.token not in tokens and _wants(wanted, found, paused):
-            tokens.add(found.record.token)
-            yield found
 
 
 def cursor_of(place: Place, wanted: Browsing, digest: KeyedDigest) -> str:
