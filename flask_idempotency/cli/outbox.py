@@ -18,7 +18,7 @@ from flask_idempotency.cli.output import Cell, Style, Styled, table
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.outbox import OutboxRow
 from flask_idempotency.maintenance.relay import WAIT_SECONDS, RelayReport, Stop, run
-from flask_idempotency.operations.outbox import CHANGES, change, outbox_view, retry_failed
+from flask_idempotency.operations.outbox import CHANGES, change, retry_failed, unsent
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web.operator import outbox_of, state
@@ -125,10 +125,10 @@ def list_command(dead: bool, limit: int) -> Output:
       $ flask idempotency outbox list --dead
     """
     services = outbox_of()
-    seen = outbox_view(services.table, services.fault_of, limit=limit, dead=dead)
-    counts = seen.counts
-    lines = [*table(map(_line, seen.rows)), f"Waiting: {counts.waiting}. Dead: {counts.dead}."]
-    shown = {**asdict(counts), "topics": list(map(asdict, seen.topics)), "messages": list(map(asdict, seen.rows))}
+    rows = unsent(services.table, services.fault_of, limit=limit, dead=dead)
+    counts, topics = services.table.counts(), services.table.topics()
+    lines = [*table(map(_line, rows)), f"Waiting: {counts.waiting}. Dead: {counts.dead}."]
+    shown = {**asdict(counts), "topics": list(map(asdict, topics)), "messages": list(map(asdict, rows))}
     return Output(shown, lines, NOT_IN_ORDER if counts.dead else 0)
 
 

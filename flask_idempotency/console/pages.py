@@ -32,7 +32,7 @@ from flask_idempotency.operations import browse
 from flask_idempotency.operations.activity import Figures, summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
 from flask_idempotency.operations.examination import keep_health, kept_health
-from flask_idempotency.operations.outbox import outbox_view
+from flask_idempotency.operations.outbox import unsent
 from flask_idempotency.operations.records import (
     SHORT,
     Condition,
@@ -418,10 +418,11 @@ def outbox(visit: Visit) -> str:
     """Show what an outbox has not sent, by topic."""
     visit.admit_to_all()
     if current_app.extensions.get("idempotency_outbox") is None:
-        return visit.render("outbox.html", view=None, change=False)
+        return visit.render("outbox.html", counts=None)
     services = operator.outbox_of()
-    view = outbox_view(services.table, services.fault_of, limit=MOST_MESSAGES)
-    return visit.render("outbox.html", view=view, change=visit.may("outbox"))
+    rows = unsent(services.table, services.fault_of, limit=MOST_MESSAGES)
+    counts, topics = services.table.counts(), services.table.topics()
+    return visit.render("outbox.html", counts=counts, topics=topics, rows=rows, change=visit.may("outbox"))
 
 
 def messages(visit: Visit) -> str:

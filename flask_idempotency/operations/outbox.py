@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from flask_idempotency.engine.events import Event, MessageSettled
-from flask_idempotency.engine.outbox import OutboxCounts, OutboxRow, OutboxTopic
+from flask_idempotency.engine.outbox import OutboxRow
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.records import AuditNote, Refused
 
@@ -16,35 +16,21 @@ if TYPE_CHECKING:
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
 
 
-@valueclass(frozen=True, slots=True)
-class OutboxView:
-    """What an outbox holds: no body, key or header."""
-
-    counts: OutboxCounts
-    topics: tuple[OutboxTopic, ...]
-    """Those with dead and failing messages first."""
-    rows: tuple[OutboxRow, ...]
-    """The first messages: dead ones first, then those whose last attempt failed."""
-
-
 def has_failed(row: OutboxRow) -> bool:
     """Return whether the last attempt of this message failed, and no relay sends it now."""
     return row.state == "dead" or (row.state == "delayed" and row.error is not None)
 
 
-def outbox_view(
+def unsent(
     table: OutboxTable, fault_of: Callable[[str], str | None], *, limit: int, dead: bool = False
-) -> OutboxView:
-    """Return what this outbox holds, with its first `limit` messages. `dead`: only those that can never be sent.
+) -> list[OutboxRow]:
+    """Return the first `limit` messages: dead ones first, then those whose last attempt failed. `dead`: only those.
 
     `fault_of` returns why no relay of this process takes a topic, or None. Raises `StoreUnavailable` if the database does
     not answer.
     """
-    rows = [
-        row if row.error is not None else replace(row, error=fault_of(row.topic))
-        for row in table.rows(limit=limit, only_dead=dead)
-    ]
-    return OutboxView(table.counts(), tuple(table.topics()), tuple(rows))
+    rows = table.rows(limit=limit, only_dead=dead)
+    return [row if row.error is not None else replace(row, error=fault_of(row.topic)) for row in rows]
 
 
 CHANGES: Final = {
