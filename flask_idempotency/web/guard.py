@@ -33,12 +33,13 @@ from flask_idempotency.engine.policy import Decision
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, load_quota, load_tenant
 from flask_idempotency.web.judging import (
+    QUARANTINES_SECONDS,
     UNCAPTURED,
     Judgement,
-    QuarantineLog,
     judge_response,
     judge_stream,
     judge_unanswered,
+    log_quarantine,
 )
 from flask_idempotency.web.principals import AnonymousCaller, UnknownCaller
 from flask_idempotency.web.problems import (
@@ -99,7 +100,7 @@ class Guard:
         self.replies = Replies(self.app, self.settings, self.callbacks)
         self.abandoned_streams: AbandonedStreams = deque()
         self._outages = OutageLog()
-        self._quarantines = QuarantineLog()
+        self._quarantines = LogLimit(QUARANTINES_SECONDS)
         self._body_lines = LogLimit(INTERVAL_SECONDS)
         self._unknown_callers = LogLimit()
         self._unkept = LogLimit()
@@ -399,7 +400,7 @@ class Guard:
             _log.error("%s was answered without after_request functions, so it was not committed", state.operation)
             state.decision = Decision.RELEASE
             self._settle_quietly(state, judgement)
-            self._replace_rolled_back(state, response, None)
+            self._replace_rolled_back(state, response, None, has_written=True)
             return
         if judgement is None:
             released = state.phase is Phase.STREAMING and state.decision is Decision.RELEASE
@@ -407,8 +408,8 @@ class Guard:
                 response.headers[STATUS] = "paused"
             return
         transactional = claim.transactional
-        if transactional and judgement.decision is Decision.RELEASE:
-            state.has_written = claim.has_written()
+        # As known before the rows are rolled back.
+        has_written = transactional and judgement.decision is Decision.RELEASE and claim.has_written()
         state.phase = Phase.DONE
         try:
             ended = settle(state, judgement.decision, judgement.stored, reason=judgement.reason, rows=judgement.rows)
@@ -418,9 +419,9 @@ class Guard:
             self._replace_uncommitted(state, response, error)
         else:
             if ended is Decision.QUARANTINE and state.unstated:
-                self._quarantines.quarantined(state, judgement.reason)
+                log_quarantine(state, judgement.reason, self._quarantines)
             if transactional and judgement.decision is not Decision.KEEP:
-                self._replace_rolled_back(state, response, judgement.error)
+                self._replace_rolled_back(state, response, judgement.error, has_written=has_written)
             if judgement.held:
                 self._replace_response(state, response, refusal(Unknown(judgement.held)))
             elif state.escaped_refusal is not None and steps is not None:
@@ -460,7 +461,7 @@ class Guard:
         state.phase = Phase.DONE
         ended = settle(state, judgement.decision, judgement.stored, reason=judgement.reason)
         if ended is Decision.QUARANTINE and state.unstated:
-            self._quarantines.quarantined(state, judgement.reason)
+            log_quarantine(state, judgement.reason, self._quarantines)
 
     def _settle_quietly(self, state: RequestState, judgement: Judgement) -> None:
         """End the claim where no response is left to replace."""
@@ -533,14 +534,16 @@ class Guard:
             problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
         self._replace_response(state, response, problem)
 
-    def _replace_rolled_back(self, state: RequestState, response: Response, error: BaseException | None) -> None:
+    def _replace_rolled_back(
+        self, state: RequestState, response: Response, error: BaseException | None, *, has_written: bool
+    ) -> None:
         """Replace a success whose rows were rolled back. The response to an error may be sent, and may say more."""
         if state.decision is Decision.RELEASE and state.claim is not None and state.claim.is_retryable(error):
             conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
             self._replace_response(state, response, conflict)
         elif response.status_code < 400 and response.status_code not in ELSEWHERE:
             unknown = state.decision is Decision.QUARANTINE or state.past_point
-            if not unknown and not state.has_written:
+            if not unknown and not has_written:
                 return  # a form that is shown again, say: it promises no rows
             if not unknown:
                 _log.error(

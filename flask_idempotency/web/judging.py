@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -23,6 +21,9 @@ from flask_idempotency.web.request_state import Phase, RequestState
 from flask_idempotency.web.responses import LostFields, StreamEnd
 
 _log = logging.getLogger("flask_idempotency")
+
+QUARANTINES_SECONDS: Final = 3600
+"""A failing view fails on every request: one line per endpoint and hour is enough."""
 
 NO_RESPONSE: Final = StoredResponse(status=500, kept=False)
 """What is stored of a request without a response of its view."""
@@ -124,27 +125,20 @@ def judge_unanswered(state: RequestState, error: BaseException | None) -> Judgem
     return Judgement(vanished(state), NO_RESPONSE, "worker-interrupted")
 
 
-class QuarantineLog:
-    """Logs why failed requests of one application quarantine their keys, and what lets retries run."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # A failing view fails on every request: one line per endpoint and hour is enough.
-        self._limit = LogLimit(3600, monotonic=monotonic)
-
-    def quarantined(self, state: RequestState, reason: str) -> None:
-        """Log this quarantine, or count it if the endpoint had its line within the hour."""
-        more = self._limit.take(state.operation)
-        if more is None:
-            return
-        _log.warning(
-            "%s failed (%s) %s. The key is quarantined: retries get 409 outcome-unknown until a resolver or an operator "
-            "settles it. %s%s",
-            state.operation,
-            reason,
-            "past its point of no return" if state.past_point else "and does not say how far it came",
-            _remedy(state),
-            f" {more} more keys of this endpoint since the last such line." if more else "",
-        )
+def log_quarantine(state: RequestState, reason: str, limit: LogLimit) -> None:
+    """Log why this request quarantines its key, and what lets retries run; or count it, if the endpoint had its line."""
+    more = limit.take(state.operation)
+    if more is None:
+        return
+    _log.warning(
+        "%s failed (%s) %s. The key is quarantined: retries get 409 outcome-unknown until a resolver or an operator "
+        "settles it. %s%s",
+        state.operation,
+        reason,
+        "past its point of no return" if state.past_point else "and does not say how far it came",
+        _remedy(state),
+        f" {more} more keys of this endpoint since the last such line." if more else "",
+    )
 
 
 def _remedy(state: RequestState) -> str:

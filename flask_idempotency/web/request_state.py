@@ -107,8 +107,6 @@ class RequestState(Running):
     """The short keyed hash that events carry."""
     began: float = 0.0
     """When the guard began to read it, by `time.perf_counter`. Set if activity is on."""
-    former: tuple[str | None, str | None] = (None, None)
-    """The tenant and the principal by IDEMPOTENCY_FORMER_IDENTITY."""
     preferred_wait: int | None = None
     """The seconds of `Prefer: wait=…`, if they shorten the policy's `wait`."""
     body: Body | None = None
@@ -143,8 +141,6 @@ class RequestState(Running):
     """What the session held before the view. None: unknown."""
     sets_cookie: bool = False
     """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
-    has_written: bool = True
-    """Whether the view may have written rows, as known before they are rolled back."""
     escaped_refusal: IdempotencyError | None = None
     """The error of ours that a step raised, that left the view, and that the guard has answered."""
     escaped: bool = False

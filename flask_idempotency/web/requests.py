@@ -432,5 +432,5 @@ class RequestReader:
             return requests
         if policy.principal is not None:
             former = replace(former, principal=None)  # the policy names this caller, and no loader did
-        state.former = former_names(former, state.tenant, state.principal, request, self.app, in_view=state.deferred)
-        return with_former(former, state.former, scope, state.client_key, requests, self.identities)
+        before = former_names(former, state.tenant, state.principal, request, self.app, in_view=state.deferred)
+        return with_former(former, before, scope, state.client_key, requests, self.identities)

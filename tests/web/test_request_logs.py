@@ -15,6 +15,7 @@ from flask import Flask, Response, request
 from flask_idempotency import durable_step, idempotent
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import State
+from flask_idempotency.engine.outages import LogLimit
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.operations import records
 from flask_idempotency.operations.records import Refused, by_short, handle_of
@@ -22,7 +23,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import a_key, stand
 from flask_idempotency.web.current_claim import current_claim
-from flask_idempotency.web.judging import QuarantineLog
+from flask_idempotency.web.judging import QUARANTINES_SECONDS, log_quarantine
 from flask_idempotency.web.policies import claim_here
 from flask_idempotency.web.request_state import RequestState, current_state
 from tests.apps import LEASE, NAME, WHY, World, new_world, paid, record, refusal, run, said, shop, store_named, world_on
@@ -52,15 +53,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_operator_is_warned_once_per_endpoint_and_hour(caplog: pytest.LogCaptureFixture) -> None:
     """With the number of keys in between, and by the injected clock."""
     now = 0.0
-    log = QuarantineLog(monotonic=lambda: now)
+    limit = LogLimit(QUARANTINES_SECONDS, monotonic=lambda: now)
 
     for operation in ("pay", "pay", "refund", "pay"):
-        log.quarantined(visit(operation), "status-500")
+        log_quarantine(visit(operation), "status-500", limit)
     now = 3599.9
-    log.quarantined(visit("pay"), "error")
+    log_quarantine(visit("pay"), "error", limit)
     assert ["pay", "refund"] == [line.split()[0] for line in warnings(caplog)]
     now = 3600.0
-    log.quarantined(visit("pay"), "error")
+    log_quarantine(visit("pay"), "error", limit)
 
     told = warnings(caplog)[2:]
     assert 1 == len(told)
