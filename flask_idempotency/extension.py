@@ -238,7 +238,7 @@ class Idempotency:
         )
         self._policies.add(policies)
         lost_fields = LostFields(None if activity is None else activity.count)
-        guard = Guard(app, settings, callbacks, built, observers, lost_fields, activity, spans)
+        guard = Guard(app, settings, callbacks, built, observers, lost_fields, activity=activity, tracing=spans)
         hooks = Hooks(guard, policies)
         if settings.enabled or joint:
             hooks.install()

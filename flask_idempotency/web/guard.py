@@ -414,7 +414,7 @@ class Guard:
         try:
             ended = settle(state, judgement.decision, judgement.stored, reason=judgement.reason, rows=judgement.rows)
         except errors.LeaseLost:
-            self._replace_lost(state, response)
+            self._replace_lost(state, response, claim)
         except (errors.NotCommitted, errors.StoreUnavailable) as error:
             self._replace_uncommitted(state, response, error)
         else:
@@ -505,12 +505,10 @@ class Guard:
         problem = self.replies.with_status_url(state, problem)
         overlay(response, self.replies.build(problem, state.policy), policy=state.policy, lost=state.capture)
 
-    def _replace_lost(self, state: RequestState, response: Response) -> None:
+    def _replace_lost(self, state: RequestState, response: Response, claim: Claim) -> None:
         """Replace the response of a claim that was lost: it may contradict what other clients get from now on."""
-        if state.claim is None:
-            return
         try:
-            successor = self._outcome(state, self.engine.successor(state.claim))
+            successor = self._outcome(state, self.engine.successor(claim))
         except (errors.StoreUnavailable, errors.CorruptRecord) as error:
             successor = self._reply(state, failure(error))
         overlay(response, successor, policy=state.policy, lost=state.capture)

@@ -212,7 +212,7 @@ class Hooks:
         here = context.get()
         state.context = id(here)
         state.note_session()
-        if state.policy.mode != "enforce" and state.finishing is None and self._enabled:
+        if state.policy.mode != "enforce" and self._enabled:
             try:
                 self.observer.watch(state, here.request)
             except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file

@@ -1,6 +1,6 @@
 """Judge how a request ended: what becomes of its key, and what is stored for its retries.
 
-Each function takes a request that has a claim, and calls no store. `engine.ending.settle` then ends the claim.
+Each function takes a request that has a claim, and ends nothing: `engine.ending.settle` does that, as it was judged.
 """
 
 from __future__ import annotations
