@@ -364,9 +364,9 @@ def store_named(request: pytest.FixtureRequest, folder: Path) -> str | None:
 def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:
     """Build a shop over this store, with tenants from a header; its view fails if the client sends X-Fail."""
     app = app or Flask("tests.web.app")
-    world = new_world(app, store=store, init=False, on_error="quarantine", **settings)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(
+        app, store=store, on_error="quarantine", tenant=lambda: request.headers.get("X-Tenant"), **settings
+    )
 
     @world.view()
     def pay() -> tuple[str, int]:

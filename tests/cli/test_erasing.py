@@ -212,9 +212,7 @@ def test_a_store_whose_answers_cannot_be_walked_through_is_refused() -> None:
 def test_it_wipes_what_is_in_a_database(tmp_path: Path) -> None:
     """Its rows hold nothing any more, and say that the work was done."""
     file = tmp_path / "records.db"
-    world = new_world(Flask("tests.web.app"), store=f"sqlite:///{file}", init=False)  # type: ignore[arg-type]
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(store=f"sqlite:///{file}", tenant=lambda: request.headers.get("X-Tenant"))  # type: ignore[arg-type]
     world.view()(lambda: "a readable answer")
     assert 0 == run(world, "db", "upgrade").exit_code
     paid(world), paid(world, "b")

@@ -25,9 +25,9 @@ SHRED = ("--tenant", "acme", "--shred", *WHY, "--yes")
 
 
 def shop(*, store: Any = None, encryption: str = "on", **settings: Any) -> World:
-    world = new_world(Flask("tests.web.app"), store=store, init=False, encryption=encryption, key_ring=RING, **settings)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(
+        store=store, encryption=encryption, key_ring=RING, tenant=lambda: request.headers.get("X-Tenant"), **settings
+    )
 
     @world.view()
     def pay() -> str:
@@ -172,9 +172,7 @@ def test_what_was_sealed_is_shredded_after_encryption_was_switched_off(ring: Any
 
 def switched_off(before: World, **settings: Any) -> World:
     """The same shop, which encrypts no more."""
-    world = new_world(Flask("tests.web.app"), store=before.store, init=False, encryption="off", **settings)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(store=before.store, encryption="off", tenant=lambda: request.headers.get("X-Tenant"), **settings)
     world.view()(lambda: "paid again")
     return world
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from flask import Flask, request
+from flask import request
 
 from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.keys import Identity
@@ -20,9 +20,7 @@ SIZE = len("paid") + len("Content-Type: text/html; charset=utf-8\r\n")
 
 
 def shop(*, store: Any = None, **settings: Any) -> World:
-    world = new_world(Flask("tests.web.app"), store=store, init=False, **settings)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(store=store, tenant=lambda: request.headers.get("X-Tenant"), **settings)
     world.view()(lambda: "paid")
     return world
 

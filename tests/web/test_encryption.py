@@ -25,9 +25,7 @@ CARD = "4242 4242 4242 4242"
 
 def shop(encryption: str = "on", *, store: Any = None, **settings: Any) -> World:
     settings = {"key_ring": RING, "allow_plaintext_transport": True, "secret": LONG, **settings}
-    world = new_world(Flask("tests.web.app"), store=store, init=False, encryption=encryption, **settings)
-    world.idempotency.tenant_loader(lambda: "acme")
-    world.idempotency.init_app(world.app)
+    world = new_world(store=store, encryption=encryption, tenant=lambda: "acme", **settings)
 
     @world.view()
     def pay() -> tuple[str, int, dict[str, str]]:

@@ -48,9 +48,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     """An application whose store holds records with these tenants and principals, in each state."""
     store = store_named(request, tmp_path)
     settings: Any = {} if store is None else {"store": store}
-    world = new_world(Flask("tests.web.app"), init=False, quota_records=100, **settings)
-    world.idempotency.tenant_loader(lambda: ORDERS)
-    world.idempotency.init_app(world.app)
+    world = new_world(quota_records=100, tenant=lambda: ORDERS, **settings)
 
     @world.view()
     def pay() -> str:

@@ -19,9 +19,7 @@ CALLERS = (
 
 
 def shop() -> World:
-    world = new_world(init=False)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(tenant=lambda: request.headers.get("X-Tenant"))
 
     @world.view()
     def pay() -> tuple[str, int]:

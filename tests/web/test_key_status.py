@@ -418,9 +418,7 @@ def test_the_key_of_another_principal_is_absent() -> None:
 
 
 def test_the_key_of_another_tenant_is_absent() -> None:
-    world = new_world(Flask("tests.web.app"), init=False, status_url="/idempotency/status")
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(status_url="/idempotency/status", tenant=lambda: request.headers.get("X-Tenant"))
     world.view("/payments")(lambda: "paid")
     world.post("/payments", headers={"X-Tenant": "acme"})
 
@@ -566,9 +564,7 @@ def test_with_anonymous_callers_allowed_credentials_still_rule_out_an_absence() 
 
 
 def test_a_tenant_that_a_hook_of_the_operation_finds_is_not_guessed() -> None:
-    world = new_world(Flask("tests.web.app"), init=False, status_url="/status")
-    world.idempotency.tenant_loader(lambda: g.get("tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(status_url="/status", tenant=lambda: g.get("tenant"))
     api = Blueprint("api", "api", url_prefix="/api")
 
     @api.before_request
@@ -587,9 +583,7 @@ def test_a_tenant_that_a_hook_of_the_operation_finds_is_not_guessed() -> None:
 
 def test_a_tenant_in_the_url_is_asked_for_at_its_own_url() -> None:
     """Elsewhere the loader finds another tenant or none, under which the key was never used."""
-    world = new_world(Flask("tests.web.app"), init=False, status_url="/status")
-    world.idempotency.tenant_loader(lambda: (request.view_args or {}).get("tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(status_url="/status", tenant=lambda: (request.view_args or {}).get("tenant"))
     shop = Blueprint("shop", "shop", url_prefix="/<tenant>")
     shop.post("/payments")(lambda tenant: "paid")
     shop.get("/status")(key_status)
@@ -669,9 +663,7 @@ def test_an_unknown_caller_is_logged_once_with_the_remedy(caplog: pytest.LogCapt
 
 def tenants(loader: Callable[[], Any], **settings: Any) -> World:
     """A shop with a tenant_loader, and payments with and without a tenant in the URL."""
-    world = new_world(Flask("tests.web.app"), init=False, status_url="/status", **settings)
-    world.idempotency.tenant_loader(loader)
-    world.idempotency.init_app(world.app)
+    world = new_world(status_url="/status", tenant=loader, **settings)
     world.view("/payments")(lambda: "paid")
     world.view("/t/<name>/payments", endpoint="of_tenant")(lambda name: "paid")
     return world
@@ -721,9 +713,7 @@ def test_a_hook_of_the_application_is_the_same_everywhere() -> None:
 
 
 def test_a_tenant_with_a_default_is_not_guessed() -> None:
-    world = new_world(Flask("tests.web.app"), init=False, status_url="/status")
-    world.idempotency.tenant_loader(lambda: g.get("tenant", "default"))
-    world.idempotency.init_app(world.app)
+    world = new_world(status_url="/status", tenant=lambda: g.get("tenant", "default"))
     api = Blueprint("api", "api")
     api.before_request(lambda: setattr(g, "tenant", request.headers["X-Tenant"]))
     api.post("/payments")(lambda: "paid")
@@ -778,9 +768,7 @@ def test_a_tenant_of_the_query_or_the_body_is_found_if_the_client_sends_it_here_
 
 
 def test_a_tenant_that_a_preprocessor_takes_from_the_url_is_asked_for_at_its_own() -> None:
-    world = new_world(Flask("tests.web.app"), init=False)
-    world.idempotency.tenant_loader(lambda: g.get("tenant"))
-    world.idempotency.init_app(world.app)
+    world = new_world(tenant=lambda: g.get("tenant"))
     api = Blueprint("api", "api", url_prefix="/<tenant>")
     api.url_value_preprocessor(lambda endpoint, values: setattr(g, "tenant", (values or {}).pop("tenant")))
     api.post("/payments")(lambda: "paid")
@@ -994,9 +982,7 @@ def test_what_another_caller_does_under_a_shared_former_name_shows_in_nothing(mo
 def test_a_record_of_another_tenant_under_a_shared_former_name_is_absent(who: str) -> None:
     """Formerly there were no tenants. The records of this store tell whose they are."""
     tenants = lambda: request.headers.get("X-Tenant")  # noqa: E731
-    first = new_world(Flask("tests.web.app"), init=False)
-    first.idempotency.tenant_loader(tenants)
-    first.idempotency.init_app(first.app)
+    first = new_world(tenant=tenants)
     first.view("/payments", endpoint="pay")(lambda: "paid")
     first.post("/payments", headers={"X-Tenant": "acme"})
     # Every tenant of today had the name of acme before.

@@ -256,9 +256,12 @@ def test_no_link_to_a_view_that_would_find_another_name(loaders: dict[str, Any],
 def test_no_link_for_a_tenant_in_the_subdomain() -> None:
     """The view is at every subdomain, and its URL has another argument than the one that the loader reads."""
     app = Flask("tests.web.app", subdomain_matching=True)
-    world = new_world(app, init=False, config={"SERVER_NAME": "ex.test"}, status_url="/status")
-    world.idempotency.tenant_loader(lambda: (request.view_args or {}).get("tenant"))
-    world.idempotency.init_app(app)
+    world = new_world(
+        app,
+        config={"SERVER_NAME": "ex.test"},
+        status_url="/status",
+        tenant=lambda: (request.view_args or {}).get("tenant"),
+    )
     app.post("/payments", subdomain="<tenant>", endpoint="pay")(lambda tenant: pay())
     world.store.down = True
 

@@ -39,9 +39,7 @@ def tenant() -> str | None:
 def shop(**config: Any) -> World:
     """Every payment returns its number. X-Tenant names its tenant."""
     named = {f"IDEMPOTENCY_{name.upper()}": value for name, value in config.items()}
-    world = new_world(config=named, init=False)
-    world.idempotency.tenant_loader(tenant)
-    world.idempotency.init_app(world.app)
+    world = new_world(config=named, tenant=tenant)
 
     @world.view()
     def pay() -> tuple[str, int]:
