@@ -34,12 +34,6 @@ def test_x_idempotency_key_is_optional(customer: Customer) -> None:
     assert first.get_json()["id"] != second.get_json()["id"]
 
 
-@pytest.mark.parametrize(("length", "status"), ((128, 201), (129, 400)))
-def test_x_idempotency_longest_key(customer: Customer, length: int, status: int) -> None:
-    """This dialect's keys end at 128 characters."""
-    assert status == invoice(customer, "k" * length).status_code
-
-
 def test_invoice_replaced(customer: Customer) -> None:
     """PUT replaces the whole invoice, once per key, and none of another company."""
     path = f"/api/invoices/{invoice(customer).get_json()['id']}"

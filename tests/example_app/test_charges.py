@@ -41,13 +41,6 @@ def test_stripe_invalid_input(customer: Customer, fields: dict[str, str], param:
     assert ("invalid_request_error", param) == (answer.get_json()["error"]["type"], answer.get_json()["error"]["param"])
 
 
-def test_stripe_not_authenticated(customer: Customer) -> None:
-    """Even a 401 has the form that Stripe's clients can read."""
-    answer = customer.send("POST", "/v1/charges", "key-1", data={"amount": 1, "currency": "eur"}, bearer=None)
-
-    assert (401, "invalid_request_error") == (answer.status_code, answer.get_json()["error"]["type"])
-
-
 def test_a_fault_on_request_is_a_field_of_the_form(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker is killed behind its commit: the charge is there, and its key is not settled."""
     killed: list[int] = []

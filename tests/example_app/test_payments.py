@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from flask import Flask
 
 from example_app.models import db
 from flask_idempotency.engine.events import Event
 from flask_idempotency.signals import committed_early
-from tests.example_app.conftest import Customer, MakeApp
+from tests.example_app.conftest import Customer
 
 
 def test_create(customer: Customer) -> None:
@@ -63,24 +62,6 @@ def test_other_errors_are_problems(customer: Customer) -> None:
         assert (status, "application/problem+json") == (answer.status_code, answer.mimetype)
         assert status == answer.get_json()["status"]
     assert {"GET", "HEAD", "OPTIONS", "POST"} == set(answer.headers["Allow"].split(", "))
-
-
-@pytest.mark.parametrize(("moment", "statuses"), (("before_commit", [500, 201]), ("after_commit", [201, 201])))
-def test_failing_around_the_commit(
-    make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch, moment: str, statuses: list[int]
-) -> None:
-    """An error before the commit leaves no payment, and the retry pays. An error after the commit changes nothing."""
-
-    def fail() -> None:
-        raise RuntimeError("as if the worker broke here")
-
-    monkeypatch.setattr("example_app.simulate.crash", fail)
-    customer = Customer(make_app(SQLALCHEMY_DATABASE_URI=database))
-
-    answers = [customer.pay("key-1", simulate={"crash": moment}) for _ in range(2)]
-
-    assert statuses == [answer.status_code for answer in answers]
-    assert 1 == len(customer.payments())
 
 
 def test_no_view_commits(app: Flask) -> None:

@@ -53,20 +53,6 @@ def test_customers_go_on_after_a_worker_was_killed(monkeypatch: pytest.MonkeyPat
         assert again.wait(PATIENCE_SECONDS)
 
 
-def test_customers_leave_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MINUTE_SECONDS", -1.0)
-    played: list[int] = []
-    monkeypatch.setattr(module, "play", lambda _, number: played.append(number))
-
-    with customers(SHOP):
-        for thread in threading.enumerate():
-            if thread.name == "customers":
-                thread.join(PATIENCE_SECONDS)
-                assert not thread.is_alive()
-
-    assert played == []
-
-
 HTML = """<a href="/idempotency/records/a1?x=1&amp;y=2">a1</a><a>no address</a>
 <form action="/idempotency/records"><input name="state" value="quarantined"></form>
 <form method="post" action="settle">

@@ -104,9 +104,3 @@ def test_what_waits_begins_after_the_first_scenario_and_its_rows_count(capsys: p
     assert [True, True, True, False, True] == [finding.ok for finding in findings]
     assert "RuntimeError: no connection" == findings[3].responses
     assert "[ 3/4] waits:" in capsys.readouterr().out
-
-
-def test_no_failure_shows_no_logs(tmp_path: Path) -> None:
-    kept = Finding("retry", "201 replayed", "1", "+0", "the same 201", ok=True)
-
-    assert "" == failures([kept], [tmp_path / "worker.log"])
