@@ -44,8 +44,6 @@ class Plan:
     """What gunicorn serves; waitress has the victim only."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to ours."""
-    alone: bool = False
-    """Start a program of its own: a fork of ours does not run what is registered for the end of a program."""
     name: str = ""
     """Tells two servers with otherwise equal plans apart."""
 
@@ -57,7 +55,7 @@ class Plan:
     def forked(self) -> bool:
         """Whether it may begin as a fork. gevent patches modules before they are imported, and a preloaded library comes
         with a new program only."""
-        return not self.alone and self.kind != "gevent" and "LD_PRELOAD" not in self.environment
+        return self.kind != "gevent" and "LD_PRELOAD" not in self.environment
 
     @property
     def command(self) -> list[str]:

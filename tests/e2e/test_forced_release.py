@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -17,26 +15,18 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from example_app.demo.servers import RedisServer
 from flask_idempotency import current_claim
 from flask_idempotency.assembly import build_store
-from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.model import State
-from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations.records import AuditNote, Case, ResolveReport, doubts, release
 from flask_idempotency.sql import fenced
 from flask_idempotency.web.janitor import settler_of
 from tests.e2e.conftest import Serve
 from tests.e2e.janitor_crowd import looked_after
-from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
+from tests.e2e.ledger import Ledger
 from tests.e2e.processes import pause, resume
 from tests.e2e.till import Till
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled
 from tests.lab.clock import DAY, Place
 
 LEASE = 1.0
-PAUSE_SECONDS = 0.05
-"""Between two looks at a key."""
-
-_paces = threading.Event()
 
 
 class Base(DeclarativeBase):
@@ -94,60 +84,6 @@ def test_limit_a_release_by_force_while_the_owner_lives_runs_a_plain_view_twice(
     assert (201, False) == (second.status, second.replayed)
     assert (201, True, second.body) == (late.status, late.replayed, late.body)
     assert (2, 2) == (ledger.runs(order.case), len(ledger.effects(order.case)))
-
-
-def test_a_deduplicated_key_is_released_without_force_once_its_owner_is_silent(
-    serve_once: Serve, redis_server: RedisServer, ledger: Ledger
-) -> None:
-    """
-    Not while it renews, however long its view runs; and three leases after the last renewal. The owner was frozen, and its
-    client is told of the second run's answer only.
-    """
-    policy = Policy(lease=LEASE, effects="deduplicated")
-    victim = serve_once(redis_server, lease=LEASE, name="victim")
-    other = serve_once(redis_server, lease=LEASE, name="other")
-    order = Order("/deduplicated")
-    with (
-        closing(cast("Any", build_store(redis_server.url, memory={"after_loss": "run"}))) as store,
-        Wire(victim.port) as wire,
-    ):
-        wire.send(order.attempt("pause", "effect"))
-        worker = ledger.paused(order.case)
-        begun = seen(store)
-
-        def until(reached: Callable[[Case], bool]) -> Case:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while not reached(case := seen(store)):
-                assert time.monotonic() < deadline
-                _paces.wait(PAUSE_SECONDS)
-                doubtful.append(bool(doubts(case, policy)[0]))
-            return case
-
-        doubtful: list[bool] = []
-        until(lambda case: case.first.record.deadline > begun.first.record.deadline + 4 * LEASE)
-        assert set(doubtful) == {True}
-        pause(worker)
-        silent = until(lambda case: not doubts(case, policy)[0])
-        assert silent.first.record.remaining <= -2 * LEASE
-        settler = Settler(store.recovery, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
-        assert ResolveReport(1, left=0) == release(
-            settler, silent, AuditNote("operator", "its host is gone"), forced=False
-        )
-        second = ask(other.port, order.attempt("effect"))
-        ledger.let_go(order.case)
-        resume(worker)
-        late = wire.answer()
-
-    assert (201, False) == (second.status, second.replayed)
-    assert (201, True, second.body) == (late.status, late.replayed, late.body)
-    # Both carry the same downstream key, by which the other side tells that they are one.
-    assert 1 == len(set(ledger.effects(order.case)))
-
-
-def seen(store: Any) -> Case:
-    """The only key in progress, as a person meets it."""
-    (found,) = store.recovery.scan(State.PROCESSING, limit=100).found
-    return Case((found,))
 
 
 def test_after_a_release_by_force_the_fence_stops_who_comes_late(place: Place, books: Any) -> None:

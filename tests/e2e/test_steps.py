@@ -191,23 +191,6 @@ def test_a_paused_key_is_not_another_requests(shop: Shop) -> None:
     assert {"reserve": 1, "charge": 1, "save": 0, "mail": 1} == shop.did(purchase)
 
 
-def test_19_one_of_sixteen_duplicates_resumes_a_pause(shop: Shop) -> None:
-    """Two of a process wait. The others ask again, as clients do."""
-    purchase = shop.order("/wait")
-    attempt = purchase.order.attempt("pause:after-charge", "status:503")
-    with ThreadPoolExecutor(16) as clients:
-        asked = [clients.submit(ask_until_settled, shop.port, attempt) for _ in range(16)]
-        shop.ledger.paused(purchase.order.case)
-        shop.ledger.let_go(purchase.order.case, times=2)
-        answers = [each.result() for each in asked]
-
-    assert {(503, None), (201, None)} == {answer.told for answer in answers}
-    paused = [answer for answer in answers if answer.status == 503]
-    assert ["paused"] == [answer.header("Idempotency-Status") for answer in paused]
-    assert 1 == len({answer.body for answer in answers if answer not in paused})
-    assert {"reserve": 1, "charge": 1, "save": 0, "mail": 1} == shop.did(purchase)
-
-
 POINTS: Final = (
     "claimed",
     "entered",
