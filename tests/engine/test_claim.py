@@ -139,21 +139,6 @@ def test_a_delayed_settlement_that_was_overtaken_is_dropped(house: House) -> Non
     assert "LeaseExpired" in house.told()
 
 
-def test_a_superseded_owner_learns_it_and_finds_the_stored_answer(house: House) -> None:
-    """It must deliver the successor's answer, never its own (correctness M9)."""
-    slow = house.won(effects="marked")
-    house.clock.advance(31)
-    house.won(effects="marked").complete(StoredResponse(200, body=b"theirs"))
-
-    with pytest.raises(LeaseLost):
-        slow.complete(DONE)
-    outcome = house.engine.successor(slow)
-
-    assert isinstance(outcome, Replay)
-    assert b"theirs" == outcome.response.body
-    assert "LeaseExpired" == house.told()[-1]
-
-
 def test_a_superseded_owner_learns_of_a_successor_that_still_runs(house: House) -> None:
     slow = house.won(effects="marked")
     house.clock.advance(31)
@@ -276,18 +261,6 @@ def test_the_point_of_no_return_costs_nothing_where_it_changes_nothing(house: Ho
     marked.point_of_no_return()
 
     assert 1 == house.store.calls.count("mark_point_of_no_return")
-
-
-def test_a_superseded_owner_cannot_pass_the_point(house: House) -> None:
-    """The exception ends its view before the effect: this is what makes taking over safe."""
-    slow = house.won(effects="marked")
-    house.clock.advance(31)
-    house.won(effects="marked")
-
-    with pytest.raises(LeaseLost):
-        slow.point_of_no_return()
-
-    assert not slow.past_point
 
 
 def test_a_point_that_the_store_was_not_told_of_is_not_passed(house: House) -> None:

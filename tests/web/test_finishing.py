@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,29 +13,10 @@ from flask_idempotency import Step, current_claim
 from flask_idempotency.engine import events
 from flask_idempotency.engine.journal import KEPT_REQUEST
 from flask_idempotency.engine.model import State
-from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.web.janitor import janitor_of, work_of
+from flask_idempotency.web.janitor import janitor_of
 from flask_idempotency.web.request_state import FINISHING
 from tests.web.finishing import Shop, counts, paused
-
-
-def test_the_janitor_finishes_a_paused_request_and_the_client_gets_a_replay() -> None:
-    shop = paused()
-
-    assert {"completed": 1} == counts(shop.finish())
-    assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
-    assert [(False, 1, "é", "alice"), (True, 1, "é", "alice")] == shop.seen
-    replayed = shop.post()
-    assert (201, "true", {"paid": "ch_1"}) == (
-        replayed.status_code,
-        replayed.headers["Idempotency-Replayed"],
-        replayed.json,
-    )
-    assert {} == counts(shop.finish())
-    assert [(1, "completed", "status-201")] == [
-        (each.number, each.outcome, each.reason) for each in shop.told(events.FinishTried)
-    ]
 
 
 def test_a_request_is_kept_with_its_first_recorded_step_and_removed_with_the_response() -> None:
@@ -516,35 +497,6 @@ def test_a_record_without_a_recorded_step_has_no_kept_request() -> None:
 
 
 # Races.
-
-
-def test_two_janitors_run_it_once() -> None:
-    shop = paused()
-    inside, go = Event(), Event()
-
-    def act_for(principal: Any, tenant: Any) -> None:
-        inside.set()
-        assert go.wait(60)
-        shop.act_for(principal, tenant)
-
-    shop.extension.act_for(act_for)
-    reports: list[FinishReport] = []
-
-    def work() -> FinishReport:
-        every = work_of(shop.app)
-        report: Any = every["finish"](shop.clock.now, Batcher())
-        return report  # type: ignore[no-any-return]
-
-    first = Thread(target=lambda: reports.append(work()))
-    first.start()
-    assert inside.wait(60)
-    assert {} == counts(work())
-    assert 409 == shop.post().status_code
-    go.set()
-    first.join(60)
-
-    assert [{"completed": 1}] == list(map(counts, reports))
-    assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
 
 
 @pytest.mark.parametrize("ending", ("completed", "released"))

@@ -158,20 +158,6 @@ def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) 
     proxied_store.close()
 
 
-def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    server = start_redis(redis_kind)
-    proxied_store, key, token = redis_store(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
-    server.pause()
-
-    with pytest.raises(StoreUnavailable) as raised:
-        proxied_store.claim(a_request(key), token=token, lease=LEASE)
-    server.resume()
-
-    assert isinstance(raised.value.__cause__, redis.exceptions.TimeoutError)
-    assert granted(proxied_store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
-    proxied_store.close()
-
-
 def exceptions_of(library: ModuleType) -> list[type[Exception]]:
     kinds = [kind for kind in vars(library.exceptions).values() if isinstance(kind, type)]
     return sorted((kind for kind in kinds if issubclass(kind, Exception)), key=lambda kind: kind.__name__)
@@ -250,22 +236,6 @@ def test_a_replica_grants_no_claim(start_redis: StartRedis, redis_kind: str) -> 
     with pytest.raises(StoreUnavailable):
         store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
     store.close()
-
-
-def test_connections_to_a_demoted_server_are_closed(start_redis: StartRedis, redis_kind: str) -> None:
-    """Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old."""
-    server = start_redis(redis_kind)
-    with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
-        pool, line = client.connection_pool, PooledConnection(client)
-        idle, used = pool.get_connection(), pool.get_connection()
-        pool.release(idle)
-        pool.release(used)
-        operator.replicaof("127.0.0.1", "1")
-
-        with pytest.raises(redis.exceptions.ResponseError, match="read only replica"):
-            line("EVAL", "return redis.call('SET', KEYS[1], 'v')", "1", "k")
-
-        assert [connection.is_connected for connection in (idle, used)] == [False, False]
 
 
 def test_connections_to_a_replica_without_primary_are_closed(start_redis: StartRedis, redis_kind: str) -> None:

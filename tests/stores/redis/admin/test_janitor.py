@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import redis
 
-from flask_idempotency.engine.capabilities import RecordPage, UnfinishedCounts
+from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, OnExpiry, State, Unknown
@@ -19,7 +19,7 @@ from flask_idempotency.stores.redis.admin.janitor import FREED_MS, PARTITIONS_AT
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
@@ -281,40 +281,6 @@ def test_a_full_server_still_repairs_its_indexes(full: tuple[RedisStore, redis.R
     assert [False, True] == indexed(client, held)
 
 
-@pytest.fixture
-def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
-    """The same records, through the proxy."""
-    store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
-    store.recovery.counts()
-    yield store
-    store.close()
-
-
-@pytest.mark.parametrize("lose", ("lose_request", "lose_reply"))
-@pytest.mark.parametrize("verb", ("settle", "free", "walk", "standing"))
-def test_a_broken_connection_is_replaced(
-    store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
-) -> None:
-    key, token = a_key(), a_token()
-    stand(store, clock, key, "quarantined")
-    before = seen(store, key)
-    calls: dict[str, Callable[[], object]] = {
-        "settle": lambda: far.recovery.resolve(before, token=token, payload=PAYLOAD, keep=KEEP),
-        "free": lambda: far.recovery.force_release(before),
-        "walk": lambda: far.recovery.scan(State.QUARANTINED, limit=10),
-        "standing": lambda: far.recovery.counts(),
-    }
-    expected: dict[str, object] = {
-        "settle": True,
-        "free": True,
-        "walk": RecordPage((before,), None),
-        "standing": UnfinishedCounts(quarantined=1, quarantined_for=0.0),
-    }
-    getattr(proxy, lose)()
-
-    assert expected[verb] == calls[verb]()
-
-
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "completed"))
 @pytest.mark.parametrize("again", (False, True), ids=("free", "in flight again"))
 def test_a_repeated_force_release_reports_success(
@@ -341,25 +307,6 @@ def test_a_repeated_force_release_reports_success(
     assert not store.recovery.force_release(before)
     assert after == store.read(key)
     assert 0 < client.pttl(layout.freed(key)) <= FREED_MS
-
-
-@pytest.mark.parametrize("verb", ("stale", "due", "standing"))
-def test_scripts_are_loaded_again_after_script_flush(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
-) -> None:
-    made = {a_key() for _ in range(5)}
-    for key in made:
-        stand(store, clock, key, "quarantined" if verb == "due" else "in flight")
-    clock.advance(LEASE)
-    redis_client.script_flush()
-    match verb:
-        case "stale":
-            assert made == set(keys(stale(store)))
-        case "due":
-            due = store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10)
-            assert sorted(made, key=lambda key: key.rid) == sorted((each.key for each in due), key=lambda key: key.rid)
-        case _:
-            assert UnfinishedCounts(lapsed=5, lapsed_for=0.0) == store.recovery.counts()
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
