@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import charts, page
-from benchmarks.report import CPU_TO_BY_HAND, Row, Section, at_least, at_most, markdown
+from benchmarks.report import CPU_TO_BY_HAND
 from docs.diagrams import STYLE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -55,14 +55,6 @@ def test_a_chart_is_read_aloud() -> None:
         assert [value for value in values if value not in words] == []
 
 
-def test_a_longer_bar_is_a_larger_ratio() -> None:
-    root = ElementTree.fromstring(DRAWN["ratios"])  # noqa: S314 - our own
-    lengths = [float(bar.get("width", 0)) for bar in root.iter(f"{SVG}rect")]
-    ratios = [ratio for group in RATIOS.values() for ratio in group.values()]
-
-    assert lengths == pytest.approx([ratio * lengths[0] / ratios[0] for ratio in ratios], rel=0.01)
-
-
 def test_the_page_has_a_place_for_every_block() -> None:
     """A block without its place would be measured and lost."""
     names = [name for name, _ in page.BLOCK.findall(page.PAGE.read_text(encoding="utf-8"))]
@@ -80,55 +72,3 @@ def test_a_block_replaces_the_lines_between_its_marks() -> None:
     assert page.with_blocks(text, {"sql": "| new |\n"}) == text.replace("old\n", "\n| new |\n\n")
     with pytest.raises(ValueError, match="sql"):
         page.with_blocks(text, {"redis": "lost"})
-
-
-def test_a_missed_goal_is_marked_on_the_page() -> None:
-    rows = [
-        Row("first", {"CPU": 310.0, "bytes": 1491}, [at_most("≤ 1.25", 1.2, 1.25)]),
-        Row("replay", {"CPU": 210.0}, [at_most("≤ 1.4", 1.5, 1.4)]),
-    ]
-
-    assert markdown(Section("Requests", "", rows)).splitlines() == [
-        "|  | CPU | bytes | goal |",
-        "| --- | --- | --- | --- |",
-        "| first | 310 | 1,491 | ≤ 1.25 |",
-        "| replay | 210 |  | ≤ 1.4: **missed** |",
-    ]
-
-
-def test_each_table_of_the_page_has_its_own_goals() -> None:
-    """The terminal shows one table, and the page two."""
-    both = [at_most("≤ 1.25", 1.2, 1.25), at_least("gunicorn ≥ 0.85", 0.9, 0.85)]
-    table = Section("Requests", "", [Row("first", {"CPU": 310.0}, both)])
-
-    for gunicorn in (False, True):
-        assert page.with_goals(table, gunicorn=gunicorn).rows[0].verdicts == [both[gunicorn]]
-
-
-@pytest.mark.parametrize(
-    ("load", "says"), [("0.2", "The load before"), ("8.1 (NOT IDLE: see below)", "Only counts and sizes hold")]
-)
-def test_the_page_names_the_machine_and_if_it_was_busy(load: str, says: str) -> None:
-    about = {"cpu": "AMD EPYC", "cores": "2", "pinned": "yes", "python": "3.11.7", "load before": load}
-
-    assert "AMD EPYC, 2 cores, python 3.11.7. " in page.machine(about)
-    assert says in page.machine(about)
-
-
-def test_two_tables_of_one_database_are_one_on_the_page() -> None:
-    timed = Section("Records in SQLite", "", [Row("bare", {"p50": 68.5}), Row("first", {"p50": 984})])
-    counted = Section(
-        "Statements and commits on SQLite", "", [Row("first", {"commits": 2}, [at_most("2 commits", 2, 2)])]
-    )
-
-    (table,) = page.joined([timed, counted])
-
-    assert markdown(table).splitlines()[2:] == ["| bare | 68.5 |  |  |", "| first | 984 | 2 | 2 commits |"]
-
-
-def test_what_the_first_table_has_is_in_no_other() -> None:
-    cases = ("ours, insert: first", "bare Flask: POST, no key", "ours, insert: conflict", "ours, insert: mismatch")
-    table = Section("Records in SQLite", "", [Row(case, {"p50": 1.0, "p99": 2.0, "CPU": 1.0}) for case in cases])
-
-    assert [row.case for row in page.brief(table).rows] == [*cases[:1]]
-    assert page.shown(table) == ["p50", "CPU"]

@@ -15,7 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.apps import Gate
 from benchmarks.harness import call
 from benchmarks.paths import keyed_cases
-from tests.benchmarks.conftest import budgets_of, cases_of, measured
+from tests.benchmarks.conftest import budgets_of
 from tests.lab.mariadb import MariaDbServer
 from tests.lab.postgres import PostgresServer
 from tests.lab.programs import REDIS_KINDS
@@ -129,23 +129,6 @@ def test_goals_of_sql_stand_beside_what_was_measured(sql_document: dict[str, Any
     assert counted["ours, insert: first"] == ["2 statements", "2 commits"]
 
 
-def test_without_a_postgresql_the_rest_is_measured(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The output says that its tables are missing, and how to get them."""
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.setattr("benchmarks.sql_apps.installation", lambda: None)
-    monkeypatch.setattr("benchmarks.sql_apps.lab_mariadb.installation", lambda: None)
-
-    main(["sql", "--rounds", "1", "--requests", "2", "--redis-url", url])
-    shown = capsys.readouterr()
-
-    assert "NOT MEASURED: there is no PostgreSQL" in shown.err
-    assert "Records in PostgreSQL\nNOT MEASURED" in shown.out
-    assert "Records in MariaDB\nNOT MEASURED" in shown.out
-    assert "Records in SQLite" in shown.out
-
-
 def test_a_database_with_tables_is_left_alone(url: str, postgres_url: str) -> None:
     """The run makes tables and drops them, so it refuses a database that holds tables."""
     engine = create_engine(postgres_url)
@@ -158,18 +141,6 @@ def test_a_database_with_tables_is_left_alone(url: str, postgres_url: str) -> No
     with engine.connect() as connection:
         assert connection.execute(text("SELECT kept FROM idempotency_records")).scalar_one() == 1
     engine.dispose()
-
-
-def test_a_profile_of_a_store_in_sql_names_functions_of_it(
-    url: str, postgres_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With its statements, and what SQLAlchemy and the driver make of them."""
-    arguments = ["--profile", "first", "--on-sql", "transactional", "--redis-url", url, "--database-url", postgres_url]
-    document = measured(capsys, *arguments)
-
-    assert {"flask_idempotency/stores/sql/transactional/session.py", "sqlalchemy/engine/base.py"} <= set(
-        cases_of(document)
-    )
 
 
 @pytest.mark.parametrize("transactional", [False, True])

@@ -148,16 +148,6 @@ def test_each_command_installs_only_the_packages_that_it_lacks(run: Run, tree: P
     assert message == ""
 
 
-def test_a_changed_pin_is_installed(run: Run, tree: Path) -> None:
-    """One version of a package is installed at a time, and the stamp names it."""
-    run("setup").communicate()
-    for version in ("1.1", "1.0"):
-        (tree / "requirements" / "demo.txt").write_text(f"flask=={version}\n")
-        run("demo").communicate()
-
-    assert installations(tree) == ["requirements.txt", "demo.txt", "demo.txt"]
-
-
 def test_after_a_failed_installation_the_command_does_not_run(run: Run, tree: Path) -> None:
     """Neither at once nor the next time, and the message names the remedy."""
     (tree / "broken").touch()

@@ -30,10 +30,6 @@ from tests.stages import (
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_core_stores_exist() -> None:
-    assert set(CORE) <= set(STORES)
-
-
 def test_the_contract_runs_on_every_store() -> None:
     assert set(BACKENDS) == {*STORES, *REACHED}
 
@@ -178,15 +174,3 @@ def test_what_has_not_begun_in_time_is_left_out_and_said(
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
 
     assert re.findall(f"ran test_.|2 skipped|{TIME_IS_OVER}", done.stdout) == shown
-
-
-@pytest.mark.parametrize(("dist", "used"), [("load", False), ("loadgroup", True)])
-def test_a_run_by_groups_uses_them(
-    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, dist: str, used: bool
-) -> None:
-    monkeypatch.setattr(pytestconfig.option, "dist", dist)
-    monkeypatch.setattr(pytestconfig.option, "tx", ["popen"])
-
-    made = pytestconfig.hook.pytest_xdist_make_scheduler(config=pytestconfig, log=None)
-
-    assert isinstance(made, Grouped) == used
