@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,26 @@ class World:
     def view(self, path: str = "/", **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register a POST view."""
         return self.app.post(path, **options)
+
+    @contextmanager
+    def running(self, path: str = "/slow", **options: Any) -> Iterator[threading.Event]:
+        """Send a request whose view runs until the block ends, or until the event that the block gets is set."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        @self.view(path)
+        def slow() -> str:
+            begun.set()
+            assert go_on.wait(60)
+            return "done"
+
+        worker = threading.Thread(target=self.post, args=(path,), kwargs=options)
+        worker.start()
+        try:
+            assert begun.wait(60)
+            yield go_on
+        finally:
+            go_on.set()
+            worker.join(60)
 
     def told(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if type(event) is kind]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 import pytest
@@ -86,24 +85,12 @@ def test_two_headers_that_name_different_keys_are_refused() -> None:
 def test_a_duplicate_of_a_running_request_is_409_with_what_is_left_of_the_lease() -> None:
     """It changes nothing: a third caller is refused too."""
     world = new_world(lease=30)
-    entered, go_on = threading.Event(), threading.Event()
-
-    @world.view()
-    def pay() -> str:
-        entered.set()
-        assert go_on.wait(timeout=60)
-        return "paid"
-
-    thread = threading.Thread(target=world.post)
-    thread.start()
-    assert entered.wait(timeout=60)
-    refused = [world.post() for _ in range(2)]
-    go_on.set()
-    thread.join(timeout=60)
+    with world.running("/"):
+        refused = [world.post() for _ in range(2)]
 
     assert [(409, "in-flight")] * 2 == [code(response) for response in refused]
     assert all(int(response.headers["Retry-After"]) >= 1 for response in refused)
-    assert "paid" == world.post().text
+    assert "done" == world.post().text
 
 
 def test_the_same_key_for_another_payload_is_422_and_tells_when_it_was_first_seen() -> None:

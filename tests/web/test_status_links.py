@@ -47,22 +47,8 @@ def shop(**settings: Any) -> World:
 
 def running(world: World, *, path: str = "/busy", **headers: str) -> TestResponse:
     """Send a duplicate of a request that is still running, and return its response."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    @world.view(path)
-    def busy() -> str:
-        begun.set()
-        assert go_on.wait(SECONDS)
-        return "done"
-
-    worker = threading.Thread(target=lambda: world.post(path, key="busy"))
-    worker.start()
-    assert begun.wait(SECONDS)
-    try:
+    with world.running(path, key="busy"):
         return world.post(path, key="busy", headers=headers)
-    finally:
-        go_on.set()
-        worker.join(SECONDS)
 
 
 def unknown(world: World) -> TestResponse:
