@@ -17,11 +17,6 @@ __all__ = ["emptying", "handing_over", "losing", "ready_store"]
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def world(store: RedisStore) -> World:
     anything: Any = store
     return new_world(store=anything)

@@ -57,11 +57,6 @@ def office(clock: FrozenClock) -> Office:
     return Office(MemoryStore(clock))
 
 
-@pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
 def test_a_completion_and_a_release_are_in_the_trail(office: Office, clock: FrozenClock) -> None:
     held = office.held()
     office.settler().complete(held, PAID, keep=KEEP, **WHY)

@@ -1,4 +1,4 @@
-"""The fixtures that start servers, once per test process when a test first uses one.
+"""The fixtures that start servers, once per test process when a test first uses one, and a clock.
 
 This module is loaded for every run, so it imports a server's module only in the fixture that needs it.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import redis
 
     from example_app.demo.servers import RedisServer
+    from flask_idempotency.testing import FrozenClock
     from tests.lab.clock import Clocked, MakeWallClock, Place, WallClock
     from tests.lab.cluster import ClusterRig, ClusterRigs, Clusters
     from tests.lab.galera import GaleraCluster
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     from tests.lab.tls import TlsFront
 
 PLACES = ["memory", "sqlite", *REDIS_KINDS, "postgresql"]
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    """A clock for a store. It stands still unless the test advances it."""
+    from flask_idempotency.testing import FrozenClock
+
+    return FrozenClock()
 
 
 @pytest.fixture(scope="session")

@@ -129,11 +129,6 @@ def make_empty(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def office(clock: FrozenClock) -> Office:
     return Office(MemoryStore(clock), clock)
 

@@ -50,11 +50,6 @@ class Store(MemoryStore):
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def store(clock: FrozenClock) -> Store:
     return Store(clock)
 

@@ -213,11 +213,6 @@ def test_a_check_of_a_part_that_few_stores_have_is_left_out_without_it(bare: Tar
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def store(clock: FrozenClock) -> MemoryStore:
     return MemoryStore(clock=clock)
 

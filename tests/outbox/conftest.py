@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import String, select
+from sqlalchemy import String, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flask_idempotency import Idempotency
@@ -23,7 +23,6 @@ from flask_idempotency.stores.sql.schema import outbox as outbox_rows
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.apps import record_events
 from tests.stores.sql.conftest import (
-    clock,
     lent_url,
     make_engine,
     on_both,
@@ -35,7 +34,6 @@ from tests.stores.sql.conftest import (
 )
 
 __all__ = [
-    "clock",
     "make_engine",
     "on_both",
     "on_each",
@@ -122,6 +120,11 @@ class Shop:
         while (report := self.relay.run_once()) is not None:
             sent, delayed, dead = sent + report.sent, delayed + report.delayed, dead + report.dead
         return RelayReport(sent, delayed, dead)
+
+    def execute(self, *statements: str, **values: Any) -> None:
+        with self.app.app_context(), self.db.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement), values)
 
     def rows(self) -> list[Any]:
         """What is in the table, seen from outside."""

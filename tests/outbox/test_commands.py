@@ -15,7 +15,7 @@ from click.testing import Result
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from prometheus_client import CollectorRegistry
-from sqlalchemy import MetaData, inspect, make_url, text
+from sqlalchemy import MetaData, inspect, make_url
 
 from flask_idempotency import Idempotency, sql
 from flask_idempotency.engine.events import MessageDead, MessageSettled
@@ -275,18 +275,12 @@ def test_an_application_without_an_outbox_says_so(open_shop: OpenShop) -> None:
 
 
 def test_a_relay_does_not_start_without_the_table(shop: Shop) -> None:
-    execute(shop, "DROP TABLE idempotency_outbox")
+    shop.execute("DROP TABLE idempotency_outbox")
 
     result = run(shop, "relay")
 
     assert 1 == result.exit_code
     assert "flask idempotency db upgrade" in result.output
-
-
-def execute(shop: Shop, *statements: str) -> None:
-    with shop.app.app_context(), shop.db.engine.begin() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
 
 
 def found(shop: Shop) -> dict[str, str]:
@@ -354,15 +348,15 @@ def test_doctor_leaves_a_message_alone_that_failed_a_moment_ago(open_shop: OpenS
 @on_both
 def test_doctor_names_a_missing_table_and_index(open_shop: OpenShop) -> None:
     shop = open_shop()
-    execute(shop, "DROP INDEX idempotency_outbox_order")
+    shop.execute("DROP INDEX idempotency_outbox_order")
     assert "idempotency_outbox_order is missing" in found(shop)["text"]
-    execute(shop, "DROP TABLE idempotency_outbox")
+    shop.execute("DROP TABLE idempotency_outbox")
     assert "idempotency_outbox is missing" in found(shop)["text"]
 
 
 def test_an_application_without_an_outbox_needs_no_table(open_shop: OpenShop) -> None:
     shop = open_shop()
-    execute(shop, "DROP TABLE idempotency_outbox")
+    shop.execute("DROP TABLE idempotency_outbox")
     del shop.app.extensions["idempotency_outbox"]
 
     schema = shop.app.extensions["idempotency"].schema
@@ -377,13 +371,13 @@ def test_an_application_without_an_outbox_needs_no_table(open_shop: OpenShop) ->
 def test_doctor_names_the_rights_that_a_role_lacks(open_shop: OpenShop, records_url: str) -> None:
     shop = open_shop()
     role = "outbox_clerk"
-    execute(shop, f"CREATE ROLE {role} LOGIN", f"GRANT SELECT, INSERT ON idempotency_outbox TO {role}")
+    shop.execute(f"CREATE ROLE {role} LOGIN", f"GRANT SELECT, INSERT ON idempotency_outbox TO {role}")
     try:
         clerk = open_shop(make_url(records_url).set(username=role).render_as_string(hide_password=False))
         (fault,) = clerk.table.faults()
         assert fault.endswith(": grant it UPDATE, DELETE, USAGE on the sequence idempotency_outbox_seq_seq.")
     finally:
-        execute(shop, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+        shop.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 def test_gauges_tell_the_backlog(open_shop: OpenShop) -> None:
@@ -409,7 +403,7 @@ def test_the_janitor_sends_and_expires(open_shop: OpenShop) -> None:
     shop.publish("orders", 2)
 
     report: Any = janitor_of(shop.app).run("relay", drain_of("relay", settings))
-    execute(shop, "UPDATE idempotency_outbox SET published_at = published_at - 61000000")
+    shop.execute("UPDATE idempotency_outbox SET published_at = published_at - 61000000")
     removed: Any = janitor_of(shop.app).run("expire", drain_of("expire", settings))
 
     assert (1, 1, []) == (report.sent, removed.removed, shop.rows())

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from flask_idempotency.engine.outbox import Message, Undeliverable
 from tests.outbox.conftest import OpenShop, Shop, on_each
@@ -40,11 +39,6 @@ POSTGRESQL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def execute(shop: Shop, statement: str, **values: Any) -> None:
-    with shop.app.app_context(), shop.db.engine.begin() as connection:
-        connection.execute(text(statement), values)
-
-
 def still_works(shop: Shop, what: object) -> None:
     """Publish another message, and see it sent. Then ask as operators and the janitor do."""
     shop.sent.messages.clear()
@@ -71,7 +65,7 @@ def test_damaged_headers_stop_no_other_message(open_shop: OpenShop, encryption: 
     shop = open_shop(**settings(encryption))
     for headers in HEADERS:
         shop.publish("orders", {"card": CANARY}, key="k")
-        execute(shop, "UPDATE idempotency_outbox SET headers = :headers WHERE topic = 'orders'", headers=headers)
+        shop.execute("UPDATE idempotency_outbox SET headers = :headers WHERE topic = 'orders'", headers=headers)
 
         still_works(shop, headers[:60])
         if encryption == "off" or headers != "[]":
@@ -81,13 +75,13 @@ def test_damaged_headers_stop_no_other_message(open_shop: OpenShop, encryption: 
                 row.dead,
                 ("damaged" in row.error or "sealed" in row.error),
             )
-        execute(shop, "DELETE FROM idempotency_outbox")
+        shop.execute("DELETE FROM idempotency_outbox")
 
 
 def test_a_text_body_on_sqlite_is_dead(shop: Shop) -> None:
     """SQLite keeps a text in any column. Its driver raised for the whole claim."""
     shop.publish("orders", 1)
-    execute(shop, "UPDATE idempotency_outbox SET body = 'text'")
+    shop.execute("UPDATE idempotency_outbox SET body = 'text'")
 
     still_works(shop, "text body")
     (row,) = shop.rows()
@@ -118,15 +112,14 @@ def damage(shop: Shop, column: str, values: Values, *, former: bool = False) -> 
     for number, _ in enumerate(values):
         shop.publish("orders", {"card": CANARY}, key=f"k{number}", tenant="acme")
     if former:
-        execute(
-            shop,
+        shop.execute(
             "UPDATE idempotency_outbox SET namespace = NULL, lane = NULL, digest = NULL, ready_at = NULL, message_id = sent_id,"
             " due_at = created_at, headers = '{\"content-type\":\"application/json\"}' WHERE topic = 'orders'",
         )
-        execute(shop, "UPDATE idempotency_outbox SET sent_id = NULL")
+        shop.execute("UPDATE idempotency_outbox SET sent_id = NULL")
     numbers = [row.seq for row in shop.rows()]
     for seq, (expression, value) in zip(numbers, values, strict=True):
-        execute(shop, f"UPDATE idempotency_outbox SET {column} = {expression} WHERE seq = :seq", seq=seq, **value)  # noqa: S608 - our own words
+        shop.execute(f"UPDATE idempotency_outbox SET {column} = {expression} WHERE seq = :seq", seq=seq, **value)  # noqa: S608 - our own words
 
 
 @pytest.mark.slow
@@ -146,7 +139,7 @@ def test_no_value_in_a_row_of_sqlite_stops_the_outbox(open_shop: OpenShop, encry
             damage(shop, column, some, former=encryption == "former")
 
             still_works(shop, (column, str(some)[:600]))
-            execute(shop, "DELETE FROM idempotency_outbox")
+            shop.execute("DELETE FROM idempotency_outbox")
 
 
 @pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
@@ -159,7 +152,7 @@ def test_no_value_in_a_row_of_postgresql_stops_the_outbox(open_shop: OpenShop, e
             damage(shop, column, some)
 
             still_works(shop, (column, str(some)[:600]))
-            execute(shop, "DELETE FROM idempotency_outbox")
+            shop.execute("DELETE FROM idempotency_outbox")
 
 
 def test_a_body_that_is_no_json_is_dead_in_an_adapter_that_needs_it() -> None:

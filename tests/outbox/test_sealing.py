@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
@@ -25,11 +24,6 @@ def ring(*kids: str) -> str:
 
 def sealed(open_shop: OpenShop, **config: Any) -> Shop:
     return open_shop(**{"IDEMPOTENCY_ENCRYPTION": "on", "IDEMPOTENCY_KEY_RING": ring("new"), **config})
-
-
-def execute(shop: Shop, statement: str, **values: Any) -> None:
-    with shop.app.app_context(), shop.db.engine.begin() as connection:
-        connection.execute(text(statement), values)
 
 
 @on_each
@@ -55,7 +49,7 @@ def test_a_body_opens_in_its_own_row_only(open_shop: OpenShop) -> None:
     )
     for change in changes:
         shop.publish("orders", {"card": CARD}, tenant="acme", key="k")
-        execute(shop, f"UPDATE idempotency_outbox SET {change}")  # noqa: S608 - our own words
+        shop.execute(f"UPDATE idempotency_outbox SET {change}")  # noqa: S608 - our own words
 
         assert (change, RelayReport(0, 0, 1)) == (change, shop.drain())
         (row,) = shop.rows()
@@ -73,7 +67,7 @@ def test_the_names_in_a_message_are_sealed_with_its_body(open_shop: OpenShop, en
 
     shown = json.dumps([[str(value) for value in row] for row in shop.rows()])
     assert (False, 1) == (CARD in shown, len({bytes(row.lane) for row in shop.rows()}))
-    execute(shop, "UPDATE idempotency_outbox SET key = 'planted', tenant = 'planted'")
+    shop.execute("UPDATE idempotency_outbox SET key = 'planted', tenant = 'planted'")
     assert 2 == shop.drain().sent
     assert [2, 1, 1] == [shop.sent.calls.count(1), *shop.sent.calls]
     for message in shop.sent.messages:
@@ -88,7 +82,7 @@ def test_a_message_that_is_moved_to_another_namespace_is_dead(open_shop: OpenSho
     """Another application would send it to its own broker."""
     first, second = (sealed(open_shop, IDEMPOTENCY_NAMESPACE=name) for name in ("billing", "shop"))
     first.publish("orders", 1)
-    execute(first, "UPDATE idempotency_outbox SET namespace = 'shop'")
+    first.execute("UPDATE idempotency_outbox SET namespace = 'shop'")
 
     assert RelayReport(0, 0, 1) == second.drain()
     assert "the message belongs to another namespace" in second.rows()[0].error
@@ -102,8 +96,7 @@ def test_a_sealed_body_of_the_release_before_is_opened_and_sealed_again(open_sho
     assert sealer is not None
     body, by = sealer.seal_body(tenant_id, message, namespace=None)
     assert by is not None
-    execute(
-        old,
+    old.execute(
         "INSERT INTO idempotency_outbox (message_id, topic, key, tenant, tenant_id, headers, body, wrapping_key_id,"
         " data_key_number, created_at, due_at)"
         " VALUES ('m-1', 'orders', 'k', 'acme', :tid, '{\"content-type\":\"text/plain\"}', :body, :kid, :number, 0, 0)",
@@ -119,7 +112,7 @@ def test_a_damaged_body_is_dead(open_shop: OpenShop) -> None:
     shop = sealed(open_shop)
     for body in (b"", b"\x21", b"x" * 60):
         shop.publish("orders", {"card": CARD})
-        execute(shop, "UPDATE idempotency_outbox SET body = :body", body=body)
+        shop.execute("UPDATE idempotency_outbox SET body = :body", body=body)
 
         assert (body, RelayReport(0, 0, 1)) == (body, shop.drain())
         (row,) = shop.rows()
@@ -271,7 +264,7 @@ def test_a_sealed_row_without_its_tenant_is_never_sent(open_shop: OpenShop) -> N
     """The receiver would get the encrypted bytes as the message."""
     shop = sealed(open_shop)
     shop.publish("orders", 1)
-    execute(shop, "UPDATE idempotency_outbox SET tenant_id = NULL")
+    shop.execute("UPDATE idempotency_outbox SET tenant_id = NULL")
 
     assert RelayReport(0, 0, 1) == shop.drain()
 

@@ -16,11 +16,6 @@ from tests.forgiving import redis_store
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def store(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisStore]:
     """Overridden by tests that reach it in a way of their own."""
     store = redis_store(redis_server.url, clock=clock)

@@ -32,6 +32,8 @@ class Shop:
         self.seen: list[Any] = []
         self.failing = True
         """Whether the view stops after its charge."""
+        self.cart: Any = 1
+        """What the client sends as its cart."""
         policy = {"steps": STEPS, "finish": "janitor", **config.pop("policy", {})}
         self.extension = Idempotency(
             self.app,
@@ -75,7 +77,9 @@ class Shop:
 
     def post(self, key: str = "k", user: str = "alice", **headers: str) -> TestResponse:
         return self.app.test_client().post(
-            "/checkout/1?q=%C3%A9", json={"cart": 1}, headers={"Idempotency-Key": key, "X-Token": user, **headers}
+            "/checkout/1?q=%C3%A9",
+            json={"cart": self.cart},
+            headers={"Idempotency-Key": key, "X-Token": user, **headers},
         )
 
     def finish(self) -> FinishReport:

@@ -13,16 +13,14 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pytest
-from flask import Flask, g, request
+from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Column, Integer, MetaData, Table
-from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, idempotent
 from flask_idempotency.engine import events
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import State
-from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
@@ -34,73 +32,31 @@ from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import empty
 from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stages import CORE
+from tests.web import finishing
+from tests.web.finishing import SECRET as OLD
+from tests.web.finishing import counts
 
 __all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 LEASE: Final = 30.0
-OLD, NEW = "only-tests-9f2c47d1e8b35a60c1d47be2", "only-tests-5a11b2e8f4c09d73c1d47be2"
+NEW: Final = "only-tests-5a11b2e8f4c09d73c1d47be2"
 RING: Final = {"2026": b64encode(b"k" * 32).decode()}
 SEALED: Final[dict[str, Any]] = {"encryption": "required", "key_ring": RING, "allow_plaintext_transport": True}
-STEPS: Final = (Step("reserve", effects="deduplicated"), "charge", Step("mail", effects="deduplicated"))
 WORDS: Final = b"a-word-of-the-body"
 
 
-class Shop:
-    """One release of a checkout, with its janitor. Each function counts how often it ran."""
+class Shop(finishing.Shop):
+    """One release of the checkout. A word of its requests can be found in the store."""
 
-    def __init__(
-        self, store: Any, clock: FrozenClock, *, secret: Any = OLD, fails: bool = False, **config: Any
-    ) -> None:
-        self.store, self.clock, self.fails = store, clock, fails
-        self.ran: Counter[str] = Counter()
+    def __init__(self, store: Any, clock: FrozenClock, *, fails: bool = False, **config: Any) -> None:
+        super().__init__(store, clock, **{"lease": LEASE, **config})
+        self.failing, self.cart = fails, WORDS.decode()
         self.keys: list[str] = []
-        self.app = Flask("shop")
-        options = {"principal": lambda: g.get("user"), "tenant": lambda: g.get("tenant"), "lease": LEASE, **config}
-        self.extension = Idempotency(self.app, store=store, secret=secret, **options)
-        self.app.before_request(lambda: self.sign_in(request.headers.get("X-User"), "acme"))
-        self.extension.act_for(self.sign_in)
-        view = idempotent(required=True, steps=STEPS, finish="janitor")(lambda: self.checkout())
-        self.app.add_url_rule("/checkout", "checkout", view, methods=["POST"])
-        self.events: list[Any] = []
-        self.app.extensions["idempotency"].observers.add(self.events.append)
-
-    def sign_in(self, user: Any, tenant: Any) -> None:
-        if user is not None:
-            g.user, g.tenant = user, tenant
+        """The downstream keys of the steps that ran."""
 
     def run(self, name: str, result: Any = None) -> Any:
-        self.ran[name] += 1
         self.keys.append(current_claim.downstream_key(name))
-        return result
-
-    def checkout(self) -> Any:
-        note = request.get_json()["note"]
-        current_claim.step("reserve", self.run, "reserve")
-        paid = current_claim.step("charge", self.run, "charge", "ch_1")
-        if self.fails:
-            return {}, 503
-        current_claim.step("mail", self.run, "mail")
-        return {"paid": paid, "note": note}, 201
-
-    def post(self, key: str = "k") -> TestResponse:
-        headers = {"Idempotency-Key": key, "X-User": "alice"}
-        return self.app.test_client().post("/checkout", json={"note": WORDS.decode()}, headers=headers)
-
-    def run_task(self, task: Any) -> Any:
-        return janitor_of(self.app, host_clock=self.clock).run(task, Batcher(sleep=lambda seconds: None))
-
-    def finish(self) -> dict[str, int]:
-        return counts(self.run_task("finish"))
-
-
-def counts(report: FinishReport) -> dict[str, int]:
-    names = ("completed", "failed", "gave_up", "quarantined", "overtaken", "waiting", "unreadable")
-    return {name: getattr(report, name) for name in names if getattr(report, name)}
-
-
-@pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
+        return super().run(name, result)
 
 
 @pytest.fixture(params=("memory", CORE[-1], *REDIS_KINDS, "sqlite", "postgres"))
@@ -134,11 +90,11 @@ def test_a_paused_request_is_finished(store: Any, clock: FrozenClock, config: di
     assert (config is SEALED) is (b"alice" not in stored(store))
     later = Shop(store, clock, **config)
 
-    assert {"completed": 1} == later.finish()
+    assert {"completed": 1} == counts(later.finish())
     assert ({"reserve": 1, "charge": 1}, {"mail": 1}) == (first.ran, later.ran)
     assert (201, "true") == ((again := later.post()).status_code, again.headers["Idempotency-Replayed"])
     assert b"" == stored(store)
-    assert {} == later.finish()
+    assert {} == counts(later.finish())
 
 
 def test_a_worker_that_vanished_is_followed_when_its_lease_is_over(store: Any, clock: FrozenClock) -> None:
@@ -149,9 +105,9 @@ def test_a_worker_that_vanished_is_followed_when_its_lease_is_over(store: Any, c
     shop.post()
     later = Shop(store, clock)
 
-    assert {} == later.finish()
+    assert {} == counts(later.finish())
     clock.advance(LEASE + 1)
-    assert {"completed": 1} == later.finish()
+    assert {"completed": 1} == counts(later.finish())
     assert ({"reserve": 1, "charge": 1}, {"mail": 1}) == (shop.ran, later.ran)
 
 
@@ -174,7 +130,7 @@ def test_secrets_may_rotate_between_a_pause_and_its_end(
     by_client, by_janitor = Shop(store, clock, secret=then), Shop(store, clock, secret=then)
     if finished:
         assert 201 == by_client.post("other").status_code
-    found = by_janitor.finish()
+    found = counts(by_janitor.finish())
 
     # A request has a record under each secret, and the try that completes the first completes the other.
     assert int(finished) == found.get("completed", 0), found
@@ -198,7 +154,7 @@ def test_downstream_keys_are_those_of_the_first_attempt(clock: FrozenClock, secr
         return view()
 
     later.checkout = checkout  # type: ignore[method-assign]
-    assert 1 == later.finish()["completed"]
+    assert 1 == later.finish().completed
     assert first.keys == seen
 
 
@@ -207,11 +163,11 @@ def test_a_new_key_of_the_ring_seals_the_request_again(store: Any, clock: Frozen
     ring = {"2027": b64encode(b"n" * 32).decode(), **RING}
     later = Shop(store, clock, **{**SEALED, "key_ring": ring})
     before = stored(store)
-    later.run_task("rotate")
+    janitor_of(later.app, host_clock=clock).run("rotate", Batcher(sleep=lambda seconds: None))
 
     assert before != stored(store)
     newest = Shop(store, clock, **{**SEALED, "key_ring": {"2027": ring["2027"]}})
-    assert {"completed": 1} == newest.finish()
+    assert {"completed": 1} == counts(newest.finish())
 
 
 @pytest.mark.parametrize("how", ((), ("--shred",)), ids=("purge", "shred"))
@@ -221,9 +177,9 @@ def test_a_purge_removes_the_request(store: Any, clock: FrozenClock, how: tuple[
     words = ("purge", "--tenant", "acme", "--yes", "--actor", "ann", "--reason", "asked to", *how)
     told = shop.app.test_cli_runner().invoke(args=["idempotency", *words])
     assert 0 == told.exit_code, told.output
-    shop.fails = False
+    shop.failing = False
 
-    assert {"unreadable": 1} == shop.finish()
+    assert {"unreadable": 1} == counts(shop.finish())
     assert {"reserve": 1, "charge": 1} == shop.ran
 
 

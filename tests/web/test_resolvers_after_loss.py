@@ -23,11 +23,6 @@ __all__ = ["emptying", "handing_over", "ready_store"]
 DRAIN = Batcher(sleep=lambda seconds: None, monotonic=lambda: 0.0)
 
 
-@pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
 def unknown(store: Any, asked: list[UnknownOutcome]) -> World:
     """A payment that crashed, and a resolver that says that it never happened."""
     world = new_world(store=store, on_error="quarantine")

@@ -116,11 +116,6 @@ class Shop:
         janitor_of(self.app, host_clock=self.clock).run("reap", Batcher())
 
 
-@pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Any]:
     with ExitStack() as ends:

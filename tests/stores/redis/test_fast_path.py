@@ -147,11 +147,6 @@ class Misplace:
         side.client.lpush(name, "x")
 
 
-@pytest.fixture(scope="module")
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
 @pytest.fixture
 def sides(redis_server: RedisServer, clock: FrozenClock) -> Iterator[list[Side]]:
     with (

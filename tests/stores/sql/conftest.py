@@ -150,11 +150,6 @@ def records_url(database_url: str) -> str:
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def open_store(records_url: str, clock: FrozenClock) -> Iterator[OpenStore]:
     """Stores on this database or another, by the test's clock, closed at the end."""
     with ExitStack() as stores:
