@@ -351,7 +351,8 @@ class Hooks:
         """Tells clients what became of their keys. Made for the first that asks."""
         from flask_idempotency.web.key_status import KeyStatusView  # for applications with a status view
 
-        return KeyStatusView(self._guard, self._policies)
+        guard = self._guard
+        return KeyStatusView(guard.engine, guard.reader, self._policies, guard.replies.build)
 
     @property
     def observer(self) -> Observer:

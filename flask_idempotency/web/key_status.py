@@ -24,11 +24,12 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.engine import KeyStatus
+from flask_idempotency.engine.engine import Engine, KeyStatus
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, InvalidKey, StoreUnavailable
 from flask_idempotency.engine.keys import Scope, one_key
 from flask_idempotency.engine.model import Mismatched, OverQuota
 from flask_idempotency.engine.outages import LogLimit, OutageLog
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, named_requests
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
@@ -50,12 +51,10 @@ from flask_idempotency.web.problems import (
     whole_seconds,
 )
 from flask_idempotency.web.request_state import context
-from flask_idempotency.web.requests import client_keys, preferred_wait
+from flask_idempotency.web.requests import RequestReader, client_keys, preferred_wait
 
 if TYPE_CHECKING:
     from werkzeug.routing import MapAdapter, Rule
-
-    from flask_idempotency.web.guard import Guard
 
 OPEN_ENDED: Final = frozenset(
     {"in-flight", "outcome-unknown", "store-unavailable", "memory-lost", "transaction-conflict", "request-paused"}
@@ -162,11 +161,13 @@ setattr(key_status, MARK, Mark(exempt=True))
 class KeyStatusView:
     """What `key_status` does in one application. For GET it only reads, so a client may ask as often as it likes."""
 
-    guard: Guard
+    engine: Engine
+    reader: RequestReader
     policies: Policies
+    problem: Callable[[Problem, Policy], Response]
 
     def __post_init__(self) -> None:
-        self.app, self.settings, self.callbacks = self.guard.app, self.guard.settings, self.guard.callbacks
+        self.app, self.settings, self.callbacks = self.reader.app, self.reader.settings, self.reader.callbacks
         self._outages = OutageLog()
         self._refused = LogLimit()
 
@@ -174,7 +175,7 @@ class KeyStatusView:
         """Return the status of the key in this request, or the problem that a request with this key could get."""
         operation = find_operation(request, context.get().url_adapter)
         if operation is None:
-            return self.guard.replies.build(Problem("unknown-operation"), self.settings.policy)
+            return self.problem(Problem("unknown-operation"), self.settings.policy)
         endpoint = operation.rule.endpoint
         resolved = self.policies.look(endpoint, operation.method)
         policy, voids = resolved.policy, request.method == "DELETE"
@@ -198,7 +199,7 @@ class KeyStatusView:
                 found = failure(error)
             except (InvalidKey, CorruptRecord) as error:
                 found = failure(error)
-        return self.guard.replies.build(found, policy) if isinstance(found, Problem) else found
+        return self.problem(found, policy) if isinstance(found, Problem) else found
 
     def _look(
         self, request: Request, operation: Target, resolved: ResolvedPolicy, *, voids: bool
@@ -214,7 +215,7 @@ class KeyStatusView:
         client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
         names = (
             load_tenant(self.callbacks, self.app),
-            self.guard.reader.credentials.principal(self.callbacks.principal, request, self.app, in_view=in_view),
+            self.reader.credentials.principal(self.callbacks.principal, request, self.app, in_view=in_view),
         )
         with _as_at(request, operation):
             there = _loaded_names(self.callbacks, self.app, names)
@@ -227,7 +228,7 @@ class KeyStatusView:
         requests = named_requests(
             Scope(self.settings.namespace, *names, endpoint if policy.scope == "operation" else None),
             client_key,
-            self.guard.identities,
+            self.reader.identities,
             self.settings,
             policy,
             method=operation.method,
@@ -235,7 +236,7 @@ class KeyStatusView:
             before=lambda former: former_names(former, *names, request, self.app, in_view=in_view),
         )
         try:
-            status = self.guard.engine.status(
+            status = self.engine.status(
                 [each.key for each in requests],
                 callers=[each.callers for each in requests],
                 key_timestamp=requests[0].key_timestamp,
@@ -247,7 +248,7 @@ class KeyStatusView:
                     return problem
             if voids and status.state in _FREE:
                 quota = load_quota(self.callbacks, self.settings, names[0], self.app)
-                voided = self.guard.engine.void(requests, policy, quota=quota)
+                voided = self.engine.void(requests, policy, quota=quota)
                 if isinstance(voided, OverQuota):
                     return refusal(replace(voided, allowed=voided.allowed * self.settings.tenant_shards))
                 status = replace(voided, waited=status.waited)
@@ -304,7 +305,7 @@ class KeyStatusView:
         Its record would be under that name, so the key must not be called absent. What is found is the caller's in any case.
         """
         tenant, principal = names
-        if principal is None and self.guard.reader.credentials.of(request) is not None:
+        if principal is None and self.reader.credentials.of(request) is not None:
             return _MOUNT
         if _have_hooks(self.app, _blueprints(endpoint) ^ {*request.blueprints}):
             return _OTHER_HOOKS
@@ -318,9 +319,7 @@ class KeyStatusView:
             # Flask-Login and Flask-JWT-Extended name callers without a decorator. Elsewhere the claim found no caller, and
             # refused the known credentials of this request unless callers may be anonymous.
             by_decorator = self.callbacks.principal is not None or is_of_httpauth(principal)
-            refused = (
-                self.settings.allow_anonymous is not True and self.guard.reader.credentials.of(request) is not None
-            )
+            refused = self.settings.allow_anonymous is not True and self.reader.credentials.of(request) is not None
             if by_decorator and not refused:
                 return _ONLY_DECORATORS
         return ""
