@@ -102,6 +102,23 @@ class TestBash:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "registers", "syntax"),
+    (("zsh", "compdef _flask_completion flask", "-n"), ("fish", "complete --no-files --command flask", "--no-execute")),
+)
+def test_the_script_of_another_shell_registers_itself(
+    shell: dict[str, str], name: str, registers: str, syntax: str, tmp_path: Path
+) -> None:
+    """Where that shell is installed, it also reads the script without a complaint."""
+    done = run(shell, "flask", _FLASK_COMPLETE=f"{name}_source")
+
+    assert (0, "", True) == (done.returncode, done.stderr, registers in done.stdout)
+    if shutil.which(name) is not None:
+        (tmp_path / "script").write_text(done.stdout, encoding="utf-8")
+        assert (0, "") == ((read := run(shell, name, syntax, "script")).returncode, read.stderr)
+
+
+@pytest.mark.slow
 def test_the_protocol_of_another_shell_gets_endpoints(shell: dict[str, str]) -> None:
     typed = {"COMP_WORDS": "flask idempotency policy p", "COMP_CWORD": "p"}
     done = run(shell, "flask", _FLASK_COMPLETE="fish_complete", **typed)

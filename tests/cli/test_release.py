@@ -113,6 +113,16 @@ def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins(
     assert "Repeat this in 90 s" in refusal(run(world, *RELEASE))
 
 
+@pytest.mark.parametrize("seconds", (GONE - 0.01, GONE), ids=("may live", "cannot live"))
+def test_the_owner_may_live_for_as_long_as_a_view_may_run_after_its_lease(seconds: float) -> None:
+    """Not for its lease alone: one that is frozen comes back."""
+    world = shop()
+    vanished(world)
+    world.clock.advance(seconds)
+
+    assert (0 if seconds >= GONE else 1) == run(world, *RELEASE).exit_code
+
+
 def test_what_was_done_is_refused() -> None:
     """Its retries get the answer, and would be a second payment."""
     world = shop()
@@ -141,6 +151,30 @@ def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
     assert "Its request completed: the record holds a response that no worker could open" in told
     assert "owner" not in told
     assert State.QUARANTINED is state(world)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "doubtful"), (("pay", False), ("paid_before", True)), ids=("there", "renamed since")
+)
+@pytest.mark.parametrize("quarantined", (True, False), ids=("quarantined", "in progress"))
+def test_of_an_endpoint_that_is_not_there_nobody_knows_for_how_long_its_views_run(
+    endpoint: str, doubtful: bool, quarantined: bool
+) -> None:
+    """The policy that holds for it now is none that anybody has chosen for it."""
+    world = shop()
+    vanished(world, endpoint=endpoint)
+    world.clock.advance(10 * GONE)
+    if quarantined:
+        (found,) = world.store.recovery.expired_leases(horizon=world.clock.now, limit=10).found
+        assert world.store.recovery.quarantine_expired(found, horizon=world.clock.now)
+    never = ("resolve", *ALICES, "--never-happened", *WHY, "--yes")
+
+    for command in (RELEASE, never) if quarantined and doubtful else (RELEASE,):
+        told = run(world, *command)
+        assert doubtful is ("this application has no endpoint of that name" in told.stderr)
+        assert int(doubtful) == told.exit_code
+    if doubtful:
+        assert said(run(world, *RELEASE, "--force", "--json"))["forced"]
 
 
 @pytest.mark.parametrize("make", (vanished, lapsed, condemned, paid), ids=lambda make: make.__name__)

@@ -303,6 +303,28 @@ def test_an_owner_that_may_live_is_named_to_whoever_says_that_it_happened() -> N
     assert "Its worker may still run: it was last seen 31 s ago" in told.stderr
 
 
+@pytest.mark.parametrize("verdict", VERDICTS[:2], ids=lambda verdict: verdict[0])
+def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer stays, and nobody is told that anything was settled."""
+    world = shop()
+    key, token = lapsed(world, after=GONE)
+    read = world.store.read
+
+    def looked(which: Any) -> Any:
+        found = read(which)
+        world.store.complete(key, token, ANSWER, keep=60)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "read", looked)
+        told = refusal(run(world, *RESOLVE, *verdict))
+
+    found = record(world)
+    assert "Another process resolved the key first" in told
+    assert found is not None
+    assert ((State.COMPLETED, ANSWER), []) == ((found.state, found.payload), world.told(Resolved))
+
+
 def test_while_secrets_rotate_it_is_resolved_under_each() -> None:
     """The oldest first, which is the one that retries ask first."""
     world = unknown(secret=["new", "old"])

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from flask import Flask
 
 from flask_idempotency import current_claim, durable_step, idempotent
 from flask_idempotency.consumers import Processed
@@ -15,7 +16,7 @@ from flask_idempotency.engine.errors import KeyProviderUnavailable
 from flask_idempotency.engine.events import Resolved, TenantErased
 from flask_idempotency.engine.model import State
 from flask_idempotency.operations.records import key_of
-from tests.console.rig import ANN, VIEWER, Rig, hidden, rig
+from tests.console.rig import ANN, KEY, VIEWER, Rig, hidden, rig
 from tests.console.test_pages import claim
 
 
@@ -475,6 +476,37 @@ def test_the_form_for_the_whole_request_names_what_will_never_happen() -> None:
         assert "send (in doubt)" in text
         assert "ship (not begun)" in text
     assert "never happen, unless they did already: send (in doubt), ship (not begun)." in told.output
+
+
+def test_records_under_two_secrets_are_settled_together() -> None:
+    from flask_idempotency.console import Console
+    from flask_idempotency.extension import Idempotency
+    from tests.console.rig import SECRET, Browser
+
+    made = rig()
+    app = Flask("tests.console.app")
+    app.config.update(TESTING=True, PROPAGATE_EXCEPTIONS=False)
+    newer = "n-0000000000000000000000000000000a"
+    idempotency = Idempotency(
+        store=made.store, secret=[newer, SECRET], on_error="quarantine", tenant=lambda: "acme", allow_anonymous=True
+    )
+    app.register_blueprint(Console(idempotency, authorize=lambda action, record: ANN))
+    idempotency.init_app(app)
+
+    @app.post("/pay")
+    def pay() -> str:
+        raise RuntimeError("the view failed")
+
+    assert 500 == app.test_client().post("/pay", headers={KEY: "k"}).status_code
+    browser = Browser(app.test_client(), ANN)
+    handles = set(re.findall(r"/records/([a-z2-7]{77})", browser.get("/records").text))
+    both = [each.key for each in made.store.recovery.scan(State.QUARANTINED, limit=10).found]
+    assert (1, 2) == (len(handles), len(both))
+
+    done = browser.change(f"/records/{handles.pop()}/settle", verdict="happened", status="201")
+
+    assert 200 == done.status_code
+    assert {State.COMPLETED} == {made.store.read(key).state for key in both}
 
 
 # Purge.

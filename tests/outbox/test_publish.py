@@ -239,6 +239,19 @@ def test_a_topic_without_a_route_fails_in_publish(open_shop: OpenShop) -> None:
         shop.outbox.publish("mailx", 1)
 
 
+def test_the_first_route_that_matches_takes_a_topic(open_shop: OpenShop) -> None:
+    shop, other = open_shop(), Sent()
+    shop.outbox._routes.clear()
+    shop.outbox.route("mail.*", other)
+    shop.outbox.route("*", shop.sent)
+    shop.publish("mail.receipt")
+    shop.publish("orders")
+
+    shop.drain()
+
+    assert (["mail.receipt"], ["orders"]) == tuple([m.topic for m in each.messages] for each in (other, shop.sent))
+
+
 def test_an_adapter_may_refuse_a_message_in_publish(open_shop: OpenShop) -> None:
     class Picky(Sent):
         def check(self, message: Message) -> None:

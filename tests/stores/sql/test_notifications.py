@@ -202,6 +202,23 @@ def test_a_cut_connection_is_replaced(open_store: OpenStore, caplog: pytest.LogC
     assert [True, False] == ["are interrupted" in text for text in logged]
 
 
+@pytest.mark.slow
+def test_the_listener_reconnects_after_a_restart(start_postgres: StartPostgres) -> None:
+    server = start_postgres()
+    server.create_database("records")
+    store = SqlStore(Database(server.url("records")))
+    store.schema.upgrade()
+    key, token = a_key(), a_token()
+    with closing(store), waiting(store.notifier, key) as waiter:
+        server.kill()
+        assert eventually(lambda: store.notifier.disconnected)
+        server.restart()
+        assert waiter.is_woken()
+        granted(store.claim(awaited(key), token=token, lease=LEASE))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        assert waiter.is_woken()
+
+
 @on_postgresql
 def test_a_silent_connection_is_checked(open_store: OpenStore) -> None:
     """A message that arrives with the reply to the check is not lost."""

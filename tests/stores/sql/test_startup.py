@@ -309,6 +309,19 @@ def test_a_committed_response_is_cached_and_replayed_without_the_database(
     assert "true" == tiered.post().headers["Idempotency-Replayed"]
 
 
+def test_an_uncommitted_response_is_never_cached(tiered: Shop, redis_server: RedisServer) -> None:
+    """A deferred constraint refuses the commit: the answer that was ready is nowhere."""
+
+    @tiered.view()
+    def pay() -> str:
+        tiered.pay(account=404)
+        return "paid"
+
+    assert 500 == tiered.post().status_code
+    with connect(redis_server.url) as redis:
+        assert [] == redis.keys()
+
+
 @pytest.mark.parametrize("made_by", ("create_all", "upgrade"))
 def test_two_databases_may_share_a_redis(tmp_path: Path, redis_server: RedisServer, made_by: str) -> None:
     """Of one application with one secret, such as one for each region: neither replays what the other has done."""

@@ -87,6 +87,21 @@ def test_the_first_request_asks_the_system_twice(
     assert (["claim", "complete"], 0) == (system.verbs(), redis_client.dbsize())
 
 
+def test_the_first_replay_asks_the_system_and_the_next_do_not(
+    store: TieredStore, system: FaultyStore, clock: FrozenClock
+) -> None:
+    key = a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(100)
+    expected = found(system, key)
+    before = len(system.calls)
+
+    outcomes = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(3)]
+
+    assert [expected] * 3 == outcomes
+    assert ["claim"] == system.verbs()[before:]
+
+
 def test_a_hot_replay_takes_one_command_and_no_system_call(
     redis_server: RedisServer, system: FaultyStore, clock: FrozenClock
 ) -> None:
