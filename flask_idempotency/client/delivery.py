@@ -177,14 +177,14 @@ class Delivery:
         self._repeatable = body is not None
         self._doubt = self._rules.doubts(self.key)
         if self._intent is not None:
-            self._begun = self._intent.begin(self._intent.digest(method, media_type, body))
+            self._begun = self._intent.begin(self._intent.content(method, media_type, body))
             # The ledger may have a newer key for this name.
             self.key = self._begun.entry.key
             # An earlier call under this key ended without a final response, or its process died.
             self._doubt = self._doubt or self._begun.doubt
             if self._doubt:
                 # Past that time the service may have forgotten the key, and would carry the request out again.
-                self._deadline = min(self._deadline, self._timing.monotonic() + self._intent.seconds_kept(self._begun))
+                self._deadline = min(self._deadline, self._timing.monotonic() + self._begun.seconds_kept)
 
     def failed(self, error: Exception, *, sent: bool, again: bool = True) -> float:
         """Return the seconds to wait before the next attempt, after one that brought no whole response.

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from flask_idempotency.client import errors
-from flask_idempotency.client.ledger import Begun, Entry, Ledger, State, differs
+from flask_idempotency.client.ledger import Begun, Entry, Ledger, State
 from flask_idempotency.client.responses import read
 
 __all__ = ["Intent", "Intents", "current_intent", "new_key"]
@@ -239,8 +239,8 @@ class Intent:
             self._adopt(entry)
             self._refuse_expired(entry)
 
-    def digest(self, method: str, media_type: str, body: bytes | None) -> bytes | None:
-        """Return what `begin` compares and the ledger keeps of a request, or None if its body is not at hand.
+    def content(self, method: str, media_type: str, body: bytes | None) -> bytes | None:
+        """Return what `begin` compares of a request, or None if its body is not at hand.
 
         JSON is compared by meaning, because libraries change their white space. Multipart bodies are not compared, because
         they have random boundaries.
@@ -254,7 +254,7 @@ class Intent:
             # A body that is no JSON is compared by its bytes.
             with suppress(ValueError, RecursionError):
                 body = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":")).encode()
-        return self._ledger.digest(self._row, f"{method.upper()}\n{kind}\n".encode() + body)
+        return f"{method.upper()}\n{kind}\n".encode() + body
 
     def begin(self, content: bytes | None) -> Begun:
         """Note that the key is about to be sent. When this returns, the ledger has it on disk.
@@ -265,15 +265,11 @@ class Intent:
         begun = self._ledger.begin(self._row, self._key, content)
         self._adopt(begun.entry)
         self._refuse_expired(begun.before)
-        if differs(begun.before, content):
+        if begun.differs:
             raise errors.KeyReused(
                 "This intent sent a request with another method, media type or body.", key=self._key, intent=self.name
             )
         return begun
-
-    def seconds_kept(self, begun: Begun) -> float:
-        """Return for how long the service still keeps this key, at least."""
-        return self._ledger.seconds_kept(begun.entry)
 
     def end(self, begun: Begun, state: State | None, *, status: int | None, attempts: int, replayed: bool) -> bool:
         """Note how a delivery ended, and return whether that stands. A transport calls it once for each `begin`."""

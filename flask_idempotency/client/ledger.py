@@ -16,13 +16,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from flask_idempotency.client.errors import LedgerError
 
-__all__ = ["Begun", "Digest", "Entry", "Ledger", "State"]
+__all__ = ["Begun", "Entry", "Ledger", "State"]
 
 State: TypeAlias = Literal["new", "sent", "done", "refused", "voided"]
 """`new`: never sent. `sent`: no response has settled it. `done`: carried out. `refused`: not carried out, with this key.
@@ -97,26 +97,6 @@ _UNSETTLED: Final = f"SELECT {_COLUMNS} FROM intents WHERE state = 'sent' AND do
 _WRITE: Final = f"INSERT OR REPLACE INTO intents ({_COLUMNS}) VALUES ({', '.join('?' for _ in fields(Entry))})"  # noqa: S608
 
 
-class Digest(bytes):
-    """What the ledger keeps and compares of a request's content.
-
-    It begins with a mark of the secret, because digests under two secrets cannot be compared.
-    """
-
-    former: bytes
-    """The kind of earlier versions, whose key was the name. It is compared and not written."""
-
-    @classmethod
-    def of(cls, name: str, content: bytes, secret: bytes) -> Digest:
-        """Return the digest of this content. Equal contents of two names have different digests."""
-        mark = hashlib.blake2b(b"mark", key=secret, digest_size=_MARK_BYTES).digest()
-        key = hashlib.blake2b(name.encode(), key=secret, digest_size=32).digest()
-        digest = cls(mark + hashlib.blake2b(content, key=key, digest_size=32).digest())
-        former = hashlib.sha256(name.encode()).digest()
-        digest.former = hashlib.blake2b(content, key=former, digest_size=_FORMER_BYTES).digest()
-        return digest
-
-
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A delivery that the ledger has noted."""
@@ -125,6 +105,10 @@ class Begun:
     """The entry as it is now."""
     before: Entry
     """The entry as it was before this delivery."""
+    differs: bool = False
+    """Whether the key was sent with other content before, as far as the ledger can tell."""
+    seconds_kept: float = 0.0
+    """For how long the service still keeps the key, at least."""
 
     @property
     def doubt(self) -> bool:
@@ -223,14 +207,6 @@ class Ledger:
 
     # What intents call.
 
-    def digest(self, name: str, content: bytes) -> Digest:
-        """Return what `begin` compares and keeps of a request's content."""
-        if self._path is not None:
-            # Opening it reads the secret.
-            with self._reading():
-                pass
-        return Digest.of(name, content, self._secret)
-
     def expired(self, entry: Entry) -> bool:
         """Return whether this entry's request may have been carried out, and the service may have forgotten its key.
 
@@ -240,12 +216,8 @@ class Ledger:
         old = first is not None and not first <= self._now() < first + self._keep
         return old and (entry.doubt or entry.state == "done")
 
-    def seconds_kept(self, entry: Entry) -> float:
-        """Return the seconds until the service may forget this entry's key."""
-        return max(0.0, (entry.first_sent or self._now()) + self._keep - self._now())
-
-    def begin(self, name: str, key: str, digest: bytes | None) -> Begun:
-        """Note that this name's key is about to be sent, with the digest of the request.
+    def begin(self, name: str, key: str, content: bytes | None) -> Begun:
+        """Note that this name's key is about to be sent, with a digest of the request's content.
 
         The entry has the key to send. A name that the ledger does not know, or that was refused under another key, gets
         `key`. Every other name keeps its own: another process may have begun it. If its key may have been forgotten, or was
@@ -253,11 +225,14 @@ class Ledger:
         """
         now = self._now()
         with self._writing() as connection:
+            # Opening the file has read the secret.
+            digest, former = (None, None) if content is None else _digests(name, content, self._secret)
             before = _find(connection, name)
             if before is None or (before.state == "refused" and before.key != key):
                 before = Entry(name, key, None, "new", None, False, 0, 0, now, None, None, None)
-            if before.state == "voided" or self.expired(before) or differs(before, digest):
-                return Begun(before, before)
+            differs = _differs(before, digest, former)
+            if before.state == "voided" or self.expired(before) or differs:
+                return Begun(before, before, differs)
             entry = replace(
                 before,
                 # It is equal, or of a former kind or secret.
@@ -269,8 +244,8 @@ class Ledger:
                 first_sent=before.first_sent if before.doubt or before.state == "done" else now,
                 last_sent=now,
             )
-            connection.execute(_WRITE, [getattr(entry, column.name) for column in fields(Entry)])
-            return Begun(entry, before)
+            connection.execute(_WRITE, astuple(entry))
+            return Begun(entry, before, seconds_kept=max(0.0, (entry.first_sent or now) + self._keep - now))
 
     def settle(
         self, entry: Entry, state: State | None, *, status: int | None, attempts: int, certain: bool = False
@@ -281,16 +256,8 @@ class Ledger:
         the latest delivery (or `certain`): a later one may have been carried out. `sent` says that this delivery was not
         carried out and that the key can still be used; None says that it may have been carried out.
         """
-        facts = {
-            "name": entry.name,
-            "key": entry.key,
-            "deliveries": entry.deliveries,
-            "attempts": attempts,
-            "state": state,
-            "status": status,
-            "certain": certain,
-            "now": self._now(),
-        }
+        new = {"state": state, "status": status, "attempts": attempts}
+        facts = {**asdict(entry), **new, "certain": certain, "now": self._now()}
         with self._writing() as connection:
             if state == "voided" and connection.execute("PRAGMA user_version").fetchone() == (FORMAT,):
                 for statement in _UPGRADE:
@@ -521,15 +488,25 @@ def _entry(row: tuple[object, ...]) -> Entry:
     return Entry(name, key, digest, state, status, bool(doubt), *rest)
 
 
-def differs(entry: Entry, digest: bytes | None) -> bool:
+def _digests(name: str, content: bytes, secret: bytes) -> tuple[bytes, bytes]:
+    """Return what the ledger keeps of a request's content, and what earlier versions kept, whose key was the name.
+
+    Equal contents of two names have different digests. The first begins with a mark of the secret, because digests under two
+    secrets cannot be compared. The second is compared and not written.
+    """
+    mark = hashlib.blake2b(b"mark", key=secret, digest_size=_MARK_BYTES).digest()
+    key = hashlib.blake2b(name.encode(), key=secret, digest_size=32).digest()
+    former = hashlib.sha256(name.encode()).digest()
+    digest = mark + hashlib.blake2b(content, key=key, digest_size=32).digest()
+    return digest, hashlib.blake2b(content, key=former, digest_size=_FORMER_BYTES).digest()
+
+
+def _differs(entry: Entry, digest: bytes | None, former: bytes | None) -> bool:
     """Return whether this entry's key was sent with other content than this, as far as the digests tell."""
     kept = entry.digest
     if entry.state == "new" or kept is None or digest is None:
         return False
-    if isinstance(digest, Digest):
-        if len(kept) == _FORMER_BYTES:
-            return kept != digest.former
-        if kept[:_MARK_BYTES] != digest[:_MARK_BYTES]:
-            # It was made under a secret that was lost, and tells nothing. The service compares in any case.
-            return False
-    return kept != digest
+    if len(kept) == _FORMER_BYTES:
+        return kept != former
+    # Under a secret that was lost, it tells nothing. The service compares in any case.
+    return kept != digest and kept[:_MARK_BYTES] == digest[:_MARK_BYTES]

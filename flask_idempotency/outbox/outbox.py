@@ -247,9 +247,7 @@ class Outbox:
             )
         data, content_type = _encoded(body)
         work = work_here()
-        if work is not None and work.claim is None:
-            work = None
-        if tenant is None and work is not None:
+        if tenant is None and work is not None and work.claim is not None:
             tenant = work.tenant
         message = Message(
             _message_id(topic, message_id, work),

@@ -152,7 +152,7 @@ def test_no_content_is_in_the_file(path: Path) -> None:
     ledger = Ledger(path)
     intent = Intents(ledger)("pay")
     with intent:
-        intent.begin(intent.digest("POST", "text/plain", b"4111 1111 1111 1111"))
+        intent.begin(intent.content("POST", "text/plain", b"4111 1111 1111 1111"))
     ledger.close()
 
     assert b"4111" not in path.read_bytes()
@@ -162,8 +162,7 @@ def test_equal_bodies_of_two_names_have_different_digests() -> None:
     digests = set()
     for name in ("one", "two"):
         with Intents()(name) as intent:
-            intent.take()
-            digests.add(intent.digest("POST", "text/plain", b"x"))
+            digests.add(intent.begin(intent.content("POST", "text/plain", b"x")).entry.digest)
 
     assert len(digests) == 2
 
@@ -174,7 +173,7 @@ def test_a_guess_at_a_body_cannot_be_checked_with_the_ledger_alone(path: Path) -
     for place in (path, path.with_name("other")):
         ledger = Ledger(place)
         with Intents(ledger)("pay", key="k-17") as intent:
-            begun = intent.begin(intent.digest("POST", "text/plain", b"4111 1111 1111 1111"))
+            begun = intent.begin(intent.content("POST", "text/plain", b"4111 1111 1111 1111"))
         assert begun.entry.digest is not None
         digests.add(begun.entry.digest)
         ledger.close()
@@ -190,7 +189,7 @@ def test_a_lost_secret_is_made_again_and_leaves_the_comparison_to_the_service(pa
     for number, body in enumerate((b"5", b"6", b"7")):
         ledger = Ledger(path)
         with Intents(ledger)("pay") as intent:
-            content = intent.digest("POST", "text/plain", body)
+            content = intent.content("POST", "text/plain", body)
             if number < 2:
                 intent.begin(content)
             else:
@@ -208,16 +207,16 @@ def test_a_digest_of_an_earlier_version_still_counts(path: Path) -> None:
     former = hashlib.blake2b(b"POST\ntext/plain\n5", key=hashlib.sha256(b"pay").digest(), digest_size=32).digest()
     ledger = Ledger(path)
     with Intents(ledger)("pay") as intent:
-        intent.begin(intent.digest("POST", "text/plain", b"5"))
+        intent.begin(intent.content("POST", "text/plain", b"5"))
     ledger.close()
     with sqlite3.connect(path) as file:
         file.execute("UPDATE intents SET digest = ?", (former,))
     file.close()
 
     with Intents(Ledger(path))("pay") as intent, pytest.raises(KeyReused):
-        intent.begin(intent.digest("POST", "text/plain", b"6"))
+        intent.begin(intent.content("POST", "text/plain", b"6"))
     with Intents(Ledger(path))("pay") as intent:
-        begun = intent.begin(intent.digest("POST", "text/plain", b"5"))
+        begun = intent.begin(intent.content("POST", "text/plain", b"5"))
     assert begun.entry.digest != former
 
 
