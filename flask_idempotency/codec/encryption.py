@@ -26,8 +26,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from functools import cache, cached_property
 from typing import Final, TypeAlias, TypeVar
 
 from cryptography.exceptions import InvalidTag
@@ -141,6 +141,7 @@ _SEALING: Final = None
 """The cache name of the key that seals. It is no number, so no response can name it."""
 
 
+@dataclass(eq=False, repr=False)
 class DataKeyring:
     """The data keys of tenants: found by number, made if there is none, unwrapped and remembered for a short while.
 
@@ -150,21 +151,16 @@ class DataKeyring:
     Raises `KeyProviderUnavailable` if the provider does not respond, and `StoreUnavailable` if the store does not.
     """
 
-    def __init__(
-        self,
-        provider: KeyProvider,
-        data_keys: DataKeys,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        randomness: Callable[[int], bytes] = os.urandom,
-        # Not always 1: after a data loss, a process may still cache a key under the number that it had.
-        step: Callable[[], int] = lambda: 1 + secrets.randbelow(MAX_STEP),
-        limit: int = CACHE_KEYS,
-    ) -> None:
-        self._provider = provider
-        self._data_keys = data_keys
-        self._randomness = randomness
-        self._step = step
+    provider: KeyProvider
+    data_keys: DataKeys
+    _: KW_ONLY
+    monotonic: InitVar[Callable[[], float]] = time.monotonic
+    randomness: Callable[[int], bytes] = os.urandom
+    # Not always 1: after a data loss, a process may still cache a key under the number that it had.
+    step: Callable[[], int] = lambda: 1 + secrets.randbelow(MAX_STEP)
+    limit: InitVar[int] = CACHE_KEYS
+
+    def __post_init__(self, monotonic: Callable[[], float], limit: int) -> None:
         self._cache = DataKeyCache(limit=limit, monotonic=monotonic)
 
     def prepare(self, tid: bytes) -> None:
@@ -180,7 +176,7 @@ class DataKeyring:
         if (cached := self._cached(tid, within=within)) is not None:
             return cached
         since, kid = self._cache.now(), self._newest()
-        key = self._find_or_make(tid, kid, self._data_keys)
+        key = self._find_or_make(tid, kid, self.data_keys)
         for number in (_SEALING, key.number):
             self._cache.put((tid, number), key, since=since)
         return key
@@ -202,7 +198,7 @@ class DataKeyring:
         """
         try:
             return self._find_or_make(
-                tid, self._newest(), self._data_keys if within is None else within, remembered=FINISHING_SECONDS
+                tid, self._newest(), self.data_keys if within is None else within, remembered=FINISHING_SECONDS
             )
         except StoreUnavailable:
             if (cached := self._cached(tid, within=FINISHING_SECONDS)) is None:
@@ -246,15 +242,15 @@ class DataKeyring:
         )
 
     def _make(self, tid: bytes, kid: str, tenant: TenantKeys) -> UnwrappedKey:
-        key, number = self._randomness(KEY_BYTES), tenant.last + self._step()
+        key, number = self.randomness(KEY_BYTES), tenant.last + self.step()
         context = data_key_context(tid, number, kid, tenant.store)
-        wrapped = _provider_call(lambda: bytes(self._provider.wrap(kid, key, context=context)))
+        wrapped = _provider_call(lambda: bytes(self.provider.wrap(kid, key, context=context)))
         if len(wrapped) > LARGEST_WRAPPED:
             raise KeyProviderUnavailable(
                 f"the key provider wraps a key into {len(wrapped)} bytes; {LARGEST_WRAPPED} are allowed"
             )
         # Find a provider that garbles keys before we seal a response that no key opens.
-        if _provider_call(lambda: self._provider.unwrap(kid, wrapped, context=context)) != key:
+        if _provider_call(lambda: self.provider.unwrap(kid, wrapped, context=context)) != key:
             raise KeyProviderUnavailable(
                 "the key provider did not unwrap the key that it had wrapped: check the provider"
             )
@@ -263,7 +259,7 @@ class DataKeyring:
     def _look_up(self, tid: bytes, by: SealedBy, *, remembered: float = 0.0) -> UnwrappedKey:
         if by.number < 1 or not KID.fullmatch(by.kid):
             raise CorruptRecord("the response does not name the key that opens it")
-        tenant = self._data_keys.read_keys(tid)
+        tenant = self.data_keys.read_keys(tid)
         found = next((key for key in tenant.keys if key.number == by.number), None)
         if found is None:
             raise CorruptRecord(
@@ -282,9 +278,9 @@ class DataKeyring:
             raise CorruptRecord("this package did not write a wrapped data key that the store has")
         context = data_key_context(tid, found.number, found.kid, tenant.store)
         try:
-            key = _provider_call(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
+            key = _provider_call(lambda: bytes(self.provider.unwrap(found.kid, found.wrapped, context=context)))
         except CorruptRecord as error:
-            is_listed = found.kid in _provider_call(self._provider.kids)
+            is_listed = found.kid in _provider_call(self.provider.kids)
             raise RingMismatch(
                 f"the key {found.kid!r} of the ring does not open a data key that names it: compare IDEMPOTENCY_KEY_RING with "
                 "that of other hosts, where another key may have this id"
@@ -298,7 +294,7 @@ class DataKeyring:
         return unwrapped
 
     def _newest(self) -> str:
-        return _provider_call(lambda: self._provider.newest)
+        return _provider_call(lambda: self.provider.newest)
 
 
 def _provider_call(call: Callable[[], ResultT]) -> ResultT:
@@ -321,64 +317,58 @@ _HEAD: Final = bytes((VERSION << 4 | AES_256_GCM,))
 _SHORTEST: Final = len(_HEAD) + NONCE_BYTES + 16
 
 
+@dataclass(eq=False, repr=False)
 class EncryptedCodec:
     """Implements `engine.store.Codec`: an `EnvelopeCodec` whose envelopes are encrypted. Safe to share between threads."""
 
-    def __init__(
-        self,
-        envelope: EnvelopeCodec,
-        data_keys: DataKeyring,
-        *,
-        sealing: bool = True,
-        plain_allowed: bool = True,
-        randomness: Callable[[int], bytes] = os.urandom,
-    ) -> None:
-        """Use an envelope that does not compress: the length of a response would tell what its parts have in common.
+    envelope: EnvelopeCodec
+    """One that does not compress: the length of a response would tell what its parts have in common."""
+    data_keys: DataKeyring
+    _: KW_ONLY
+    sealing: bool = True
+    """Without it, new responses are plain, and sealed ones still open."""
+    plain_allowed: bool = True
+    """Without it, a plain response is corrupt: an attacker who can write to the store could have planted it."""
+    randomness: Callable[[int], bytes] = os.urandom
 
-        Without `sealing`, new responses are plain, and sealed ones still open. Without `plain_allowed`, a plain response is
-        corrupt: an attacker who can write to the store could have planted it.
-        """
-        self._envelope = envelope
-        self._data_keys = data_keys
-        self._sealing = sealing
-        self._plain_allowed = plain_allowed
-        self._randomness = randomness
-        self.steps: EncryptedSteps = EncryptedSteps(self)
+    @cached_property
+    def steps(self) -> EncryptedSteps:
         """Seals and opens what journals keep."""
+        return EncryptedSteps(self)
 
     def prepare(self, key: StorageKey) -> None:
-        if self._sealing:
-            self._data_keys.prepare(key.tid)
+        if self.sealing:
+            self.data_keys.prepare(key.tid)
 
     def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
-        return self._sealed(self._envelope.seal(result, binding), binding)
+        return self._sealed(self.envelope.seal(result, binding), binding)
 
     def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is None:
-            if not self._plain_allowed:
+            if not self.plain_allowed:
                 raise CorruptRecord(
                     "the response is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store "
                     "may have planted it. Run `flask idempotency doctor` before you change the setting"
                 )
-            return self._envelope.open(payload, binding)
+            return self.envelope.open(payload, binding)
         head = payload.data[:1]
         if len(payload.data) < _SHORTEST:
             raise CorruptRecord("the encrypted response is cut short")
         if head != _HEAD:
             raise CorruptRecord(f"encrypted format {head[0] >> 4}, algorithm {head[0] & 15} is unknown to this release")
-        return self._envelope.unwrap(self._opened(payload, payload.sealed_by, binding), stated=payload)
+        return self.envelope.unwrap(self._opened(payload, payload.sealed_by, binding), stated=payload)
 
     def forget(self, key: StorageKey) -> None:
-        self._data_keys.forget(key.tid)
+        self.data_keys.forget(key.tid)
 
     def seal_body(
         self, tid: bytes, message: Message, *, namespace: str | None, within: DataKeys | None = None
     ) -> tuple[bytes, SealedBy | None]:
         """Implements `engine.outbox.SealsBodies`, in the same format as a response."""
-        if not self._sealing:
+        if not self.sealing:
             return message.body, None
         # Not from memory: another process may have erased the tenant, and the body could not be opened.
-        key = self._data_keys.still_sealing(tid, within=within)
+        key = self.data_keys.still_sealing(tid, within=within)
         plain = message.body
         if namespace is not None:
             headers = json.dumps(dict(message.headers), separators=(",", ":")).encode()
@@ -393,13 +383,13 @@ class EncryptedCodec:
         @cache
         def key_of(tid: bytes, by: SealedBy) -> UnwrappedKey | None:
             with suppress(CorruptRecord):
-                return self._data_keys.still_opening(tid, by)
+                return self.data_keys.still_opening(tid, by)
             return None
 
         def opened(stored: StoredMessage) -> Message:
             by, tid, message = stored.sealed_by, stored.tenant_id, stored.message
             if by is None:
-                if self._plain_allowed:
+                if self.plain_allowed:
                     return message
                 raise Undeliverable(
                     "the body is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: another program may have planted it"
@@ -425,22 +415,22 @@ class EncryptedCodec:
         return opened
 
     def _sealed(self, plain: StoredPayload, binding: SealContext | StepContext) -> StoredPayload:
-        if not self._sealing:
+        if not self.sealing:
             return plain
-        key = self._data_keys.for_sealing(binding.key.tid)
+        key = self.data_keys.for_sealing(binding.key.tid)
         data = self._encrypted(plain.data, _bound(key, binding, plain))
         return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
 
     def _encrypted(self, plain: bytes, bound: _Bound) -> bytes:
-        nonce, (cipher, associated) = self._randomness(NONCE_BYTES), bound
+        nonce, (cipher, associated) = self.randomness(NONCE_BYTES), bound
         return b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain, associated))
 
     def _opened(self, payload: StoredPayload, by: SealedBy, binding: SealContext | StepContext) -> bytes:
-        key = self._data_keys.for_opening(binding.key.tid, by)
+        key = self.data_keys.for_opening(binding.key.tid, by)
         try:
             return _decrypted(payload.data, _bound(key, binding, payload))
         except InvalidTag:
-            fresh = self._data_keys.for_opening(binding.key.tid, by, afresh=True)
+            fresh = self.data_keys.for_opening(binding.key.tid, by, afresh=True)
         # After a data loss, this number may belong to another key. Never try another number.
         if fresh != key:
             with suppress(InvalidTag):
@@ -449,29 +439,29 @@ class EncryptedCodec:
         raise CorruptRecord(f"the {what} was not sealed for this record, or has been changed")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EncryptedSteps:
     """Implements `engine.store.StepCodec` for an `EncryptedCodec`, with its data keys and its rules about plain entries."""
 
-    def __init__(self, codec: EncryptedCodec) -> None:
-        self._codec = codec
+    codec: EncryptedCodec
 
     def seal(self, item: bytes, result: bytes | None, context: StepContext) -> StoredPayload:
-        return self._codec._sealed(self._codec._envelope.steps.seal(item, result, context), context)
+        return self.codec._sealed(self.codec.envelope.steps.seal(item, result, context), context)
 
     def open(self, payload: StoredPayload, context: StepContext) -> tuple[bytes, bytes | None]:
-        codec = self._codec
+        codec = self.codec
         if payload.sealed_by == ERASED:
             raise ResponseUnavailable(STEP_ERASED)
         if payload.sealed_by is None:
-            if not codec._plain_allowed:
+            if not codec.plain_allowed:
                 raise CorruptRecord(
                     "the step is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store "
                     "may have planted it"
                 )
-            return codec._envelope.steps.open(payload, context)
+            return codec.envelope.steps.open(payload, context)
         if payload.data[:1] != _HEAD or len(payload.data) < _SHORTEST:
             raise CorruptRecord("the encrypted step is cut short, or its format is unknown to this release")
-        return codec._envelope.steps.unwrap(codec._opened(payload, payload.sealed_by, context))
+        return codec.envelope.steps.unwrap(codec._opened(payload, payload.sealed_by, context))
 
 
 _Bound: TypeAlias = tuple[AESGCM, bytes]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -168,6 +168,7 @@ class StillUnknown:
 Resolution: TypeAlias = Happened | NeverHappened | StillUnknown | SettledStep | Resume
 
 
+@dataclass(eq=False, repr=False)
 class Settler:
     """Resolves, releases and reopens records as they were seen, and publishes who did it and why.
 
@@ -178,22 +179,13 @@ class Settler:
     What is published also goes into the audit trail. If that fails, the change stands, and an error is logged.
     """
 
-    def __init__(
-        self,
-        recovery: Recovery,
-        codec: Codec,
-        observers: Callable[[Event], None],
-        *,
-        label: Callable[[StorageKey], str],
-        journals: Journals | None = None,
-        audit: AuditTrail | None = None,
-    ) -> None:
-        self._audit = audit
-        self._journals = journals
-        self._recovery = recovery
-        self._codec = codec
-        self._observers = observers
-        self._label = label
+    recovery: Recovery
+    codec: Codec
+    observers: Callable[[Event], None]
+    _: KW_ONLY
+    label: Callable[[StorageKey], str]
+    journals: Journals | None = None
+    audit: AuditTrail | None = None
 
     def complete(
         self,
@@ -218,15 +210,15 @@ class Settler:
 
         def store(_: StorageKey, payload: StoredPayload) -> bool:
             return _change_and_publish(
-                lambda: self._recovery.resolve(seen, token=token, payload=payload, **lives), publish
+                lambda: self.recovery.resolve(seen, token=token, payload=payload, **lives), publish
             )
 
-        return SealedResponse(self._codec, [context], result).write(context, store)
+        return SealedResponse(self.codec, [context], result).write(context, store)
 
     def force_release(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
         """Release the key, so that it may run again. Call it only if the request had no effect and no longer runs."""
         publish = partial(self._publish, seen, verb="released", actor=actor, reason=reason, forced=forced)
-        return _change_and_publish(lambda: self._recovery.force_release(seen), publish)
+        return _change_and_publish(lambda: self.recovery.force_release(seen), publish)
 
     def reopen(self, seen: SeenRecord, *, keep: float, actor: str, reason: str, remember: float | None = None) -> bool:
         """Complete again a record that was quarantined because its response was unreadable.
@@ -239,7 +231,7 @@ class Settler:
         if record.erased or record.payload.sealed_by == ERASED:
             raise errors.CorruptRecord("the response in this record was erased")
         context = SealContext(seen.key, record.token, record.fence, record.fingerprint)
-        result = self._codec.open(record.payload, context)
+        result = self.codec.open(record.payload, context)
         return self.complete(seen, result, keep=keep, remember=remember, actor=actor, reason=reason, verb="reopened")
 
     def resume(
@@ -252,7 +244,7 @@ class Settler:
         """
         if fault := resume_fault(seen.record, journal, settled):
             raise errors.ConfigurationError(fault)
-        journals = self._journals
+        journals = self.journals
         if journals is None:
             raise errors.ConfigurationError("the store of this application keeps no steps")
         fresh = successor(seen.record.token)
@@ -262,11 +254,11 @@ class Settler:
         in_doubt = any(entry.in_doubt and entry.id not in done for entry in left)
 
         def publish(*, certain: bool = True) -> None:
-            label, endpoint = self._label(seen.key), seen.record.info.operation
+            label, endpoint = self.label(seen.key), seen.record.info.operation
             for each in settled:
                 verb, step = "completed" if each.happened else "never-happened", each.step
                 item = step.entry.id.hex()[:8] if step.stored_item != b"" else ""
-                self._observers(StepSettled(label, endpoint, step.name, item, verb, actor, reason, certain=certain))
+                self.observers(StepSettled(label, endpoint, step.name, item, verb, actor, reason, certain=certain))
                 was = seen.record.state.value
                 self._keep(seen.key, AuditEntry(verb, was, actor, reason, step.name, certain=certain))
             if not in_doubt:
@@ -287,7 +279,7 @@ class Settler:
         def discard(missing: errors.DataKeyMissing) -> None:
             nonlocal erased
             erased = erased or missing.erased
-            self._codec.forget(seen.key)
+            self.codec.forget(seen.key)
 
         return write_sealed(settle, discard)
 
@@ -297,15 +289,15 @@ class Settler:
             payload = StoredPayload(b"", 0, True, 0, ERASED)
         else:
             context = entry.context(seen.key, seen.record.fingerprint)
-            payload = self._codec.steps.seal(settled.step.stored_item or b"", settled.result, context)
+            payload = self.codec.steps.seal(settled.step.stored_item or b"", settled.result, context)
         return replace(entry, payload=payload)
 
     def _publish(
         self, seen: SeenRecord, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
     ) -> None:
         entry = AuditEntry(verb, seen.record.state.value, actor, reason, forced=forced, certain=certain)
-        label, operation = self._label(seen.key), seen.record.info.operation
-        self._observers(Resolved(label, operation, verb, entry.was, actor, reason, forced, certain))
+        label, operation = self.label(seen.key), seen.record.info.operation
+        self.observers(Resolved(label, operation, verb, entry.was, actor, reason, forced, certain))
         self._keep(seen.key, entry)
 
     def note(self, seen: SeenRecord, verb: str, reason: str = "asked") -> None:
@@ -314,7 +306,7 @@ class Settler:
         After `MOST_SAID` of these, only what concerns a "never happened" is remembered: a resolver that fails now and then
         would push the changes of operators out of the latest entries. Raises `StoreUnavailable` if the store does not answer.
         """
-        said = all_said(self._audit, seen.key, since=seen.record.requested_at)
+        said = all_said(self.audit, seen.key, since=seen.record.requested_at)
         before = said[-1] if said else None
         is_news = before is None or (before.verb, before.reason) != (verb, reason)
         if is_news and (len(said) < MOST_SAID or SAYS_NEVER in (verb, said[-1].verb)):
@@ -322,15 +314,15 @@ class Settler:
 
     def _keep(self, key: StorageKey, entry: AuditEntry) -> None:
         """Add this entry to the audit trail. The change has happened by now, so no error may hide that."""
-        if self._audit is None:
+        if self.audit is None:
             return
         try:
-            self._audit.append(key, entry, token=new_token())
+            self.audit.append(key, entry, token=new_token())
         except Exception as error:  # noqa: BLE001 - a custom store may raise anything
             # The event that was published before has the whole change.
             _log.error(
                 "the audit trail of record %s lacks a change (%s): the store failed with %s",
-                self._label(key),
+                self.label(key),
                 entry.verb,
                 cause_of(error),
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from threading import RLock
@@ -93,40 +93,38 @@ class _Record:
             self.doubts += by * entry.in_doubt
 
 
+@dataclass(eq=False, repr=False)
 class Steps:
     """The steps of one claim. Threads and tasks of its view may share it."""
 
-    def __init__(
-        self,
-        granted: Sequence[tuple[SealContext, int]],
-        policy: Policy,
-        journals: Journals,
-        codec: Codec,
-        observers: events.Observers,
-        *,
-        operation: str,
-        monotonic: Callable[[], float],
-        refuse: Callable[[], None],
-        transactions: StepTransactions | None = None,
-    ) -> None:
-        """`granted` has each record of the claim and its attempt, the newest secret first.
+    granted: InitVar[Sequence[tuple[SealContext, int]]]
+    """Each record of the claim and its attempt, the newest secret first."""
+    policy: Policy
+    journals: Journals
+    codec: Codec
+    observers: events.Observers
+    operation: str
+    monotonic: Callable[[], float]
+    refuse: Callable[[], None]
+    """Raises if no step may begin any more, because the claim was lost, has ended or runs for too long."""
+    transactions: StepTransactions | None = None
+    poisoned: str = ""
+    """The quarantine reason of a request that must not go on, or empty."""
+    has_gap: bool = False
+    """Whether a record lacked the steps that another has. It may have ended since, perhaps completed, and was claimed
+    again."""
+    refusals: list[errors.IdempotencyError] = field(default_factory=list)
+    """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
+    response."""
 
-        `refuse` raises if no step may begin any more, because the claim was lost, has ended or runs for too long.
-        """
-        sealer: StepCodec | None = getattr(codec, "steps", None)
+    def __post_init__(self, granted: Sequence[tuple[SealContext, int]]) -> None:
+        sealer: StepCodec | None = getattr(self.codec, "steps", None)
         if sealer is None:
-            raise TypeError(f"{type(codec).__name__} cannot seal steps: it has no `steps`")
-        self._records = [_Record(context, attempt) for context, attempt in granted]
-        self._policy = policy
-        self._journals = journals
-        self._codec = codec
+            raise TypeError(f"{type(self.codec).__name__} cannot seal steps: it has no `steps`")
         self._sealer = sealer
-        self._observers = observers
+        self._records = [_Record(context, attempt) for context, attempt in granted]
         self._label = granted[0][0].key.label
-        self._operation = operation
-        self._monotonic = monotonic
-        self._refuse = refuse
-        self._transactions = transactions
+        self.attempt: int = max(attempt for _, attempt in granted)
         self._lock = RLock()
         self._depth = 0
         """How often the thread that holds the lock has taken it."""
@@ -138,28 +136,19 @@ class Steps:
         self._line: StepRun | None = None
         self._bytes = 0
         self._lost: errors.LeaseLost | None = None
-        self.attempt: int = max(attempt for _, attempt in granted)
-        self.poisoned: str = ""
-        """The quarantine reason of a request that must not go on, or empty."""
-        self.has_gap: bool = False
-        """Whether a record lacked the steps that another has. It may have ended since, perhaps completed, and was claimed
-        again."""
-        self.refusals: list[errors.IdempotencyError] = []
-        """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
-        response."""
 
     def recall(self) -> None:
         """Read what earlier attempts recorded. Raises `LeaseLost`, `StoreUnavailable` and `CorruptRecord`.
 
         `poisoned` is set if the recorded steps do not fit the endpoint: then the view must not begin.
         """
-        declared = self._policy.dropped_steps | {step.recorded_as for step in self._policy.steps}
+        declared = self.policy.dropped_steps | {step.recorded_as for step in self.policy.steps}
         with self._locked():
             for record in self._records:
                 if record.attempt == 1:
                     continue
                 context = record.context
-                journal = self._journals.recall(context.key, context.token, fence=context.fence)
+                journal = self.journals.recall(context.key, context.token, fence=context.fence)
                 for entry in journal.entries:
                     if entry.name[:1] != BESIDE:
                         record.put(entry)
@@ -239,7 +228,7 @@ class Steps:
 
     def rule(self, name: str) -> Step:
         """Return the declared step of this name. Raises `UndeclaredStep`."""
-        step = self._policy.step(name)
+        step = self.policy.step(name)
         if step is None:
             raise UndeclaredStep(
                 f"this endpoint does not list the step {name!r}, so it did not run. Add it to steps= of the endpoint, or call "
@@ -269,7 +258,7 @@ class Steps:
                         due, self._events = self._events, []
         finally:
             for event in due:
-                self._observers(event)
+                self.observers(event)
 
     def enter(
         self,
@@ -296,7 +285,7 @@ class Steps:
                 raise self._lost
             if self.poisoned:
                 raise errors.StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
-            self._refuse()
+            self.refuse()
             declared = self.rule(name)
             step = declared if own is None else own
             if in_line and self._line is not None:
@@ -317,7 +306,7 @@ class Steps:
                 return run
             self._begin(run, known)
             self._ask(run)
-            run.began = self._monotonic()
+            run.began = self.monotonic()
             if in_line:
                 self._line = run
             return run
@@ -370,7 +359,7 @@ class Steps:
                 met = any(entry.name == name for entry in record.entries.values())
             if met:
                 raise self._changed(step.name, "item", f"{fault}, and is recorded otherwise")
-        if step.effects != "pure" and in_line and not self._policy.steps_in_any_order:
+        if step.effects != "pure" and in_line and not self.policy.steps_in_any_order:
             for left in self._unasked():
                 if left.in_line and left.name != name:
                     raise self._changed(
@@ -400,19 +389,19 @@ class Steps:
     def _begin(self, run: StepRun, again: bool) -> None:
         step = run.step
         if step.effects == "transactional":
-            if self._transactions is None:
+            if self.transactions is None:
                 raise RuntimeError(
                     f"the step {step.name!r} is transactional, and the store is not the session's database: set "
                     "IDEMPOTENCY_STORE to flask-sqlalchemy://, or use another kind of step"
                 )
-            run.transaction = self._transactions.join_step(
+            run.transaction = self.transactions.join_step(
                 [record.context.key for record in self._records],
                 self._records[0].context.token,
                 fences=[record.context.fence for record in self._records],
-                lease=self._policy.lease,
-                operation=self._operation,
+                lease=self.policy.lease,
+                operation=self.operation,
                 early=lambda: self._early(run),
-                on_early_commit=lambda: self._observers(events.CommittedEarly(self._label, self._operation)),
+                on_early_commit=lambda: self.observers(events.CommittedEarly(self._label, self.operation)),
             )
         elif step.effects != "pure":
             # With a pure value, record that an effect may depend on it: a release without an effect would forget the value.
@@ -448,7 +437,7 @@ class Steps:
                 self._note_event(events.StepResultNotKept, run, why)
             size = 0 if result is None else len(result)
             self._bytes += size
-            took = self._monotonic() - run.began
+            took = self.monotonic() - run.began
             self._note(run, StepState.FINISHED, result, took=took)
             if run.transaction is not None:
                 self._commit(run, run.transaction)
@@ -457,7 +446,7 @@ class Steps:
                     self._send()
                 except errors.StoreUnavailable as error:
                     # The next write carries it, and no effect begins before one arrives.
-                    self._events.append(events.CompletionRetrying(self._label, self._operation, error=cause_of(error)))
+                    self._events.append(events.CompletionRetrying(self._label, self.operation, error=cause_of(error)))
                     return result is not None
             self._note_event(events.StepFinished, run, took, size)
             return result is not None
@@ -532,7 +521,7 @@ class Steps:
                 entry = record.entries.get(id)
                 if entry is None or id in self._asked_ids or not entry.has_effect:
                     continue
-                if entry.name not in self._policy.dropped_steps:
+                if entry.name not in self.policy.dropped_steps:
                     yield entry
 
     def _note(self, run: StepRun, state: StepState, result: bytes | None, *, took: float = 0.0) -> None:
@@ -575,7 +564,7 @@ class Steps:
 
     def _write(self, record: _Record) -> None:
         context, writing = record.context, self._writing(record)
-        self._journals.write(context.key, context.token, fence=context.fence, writing=writing, lease=self._policy.lease)
+        self.journals.write(context.key, context.token, fence=context.fence, writing=writing, lease=self.policy.lease)
 
     def _writing(self, record: _Record) -> JournalWrite:
         record.number += 1
@@ -598,7 +587,7 @@ class Steps:
 
     def _seal_again(self, records: Sequence[_Record], missing: errors.DataKeyMissing) -> None:
         for record in records:
-            self._codec.forget(record.context.key)
+            self.codec.forget(record.context.key)
             for unsent in (*record.unsent.values(), *record.aside):
                 unsent.payload = _ERASED if missing.erased else None
 
@@ -650,11 +639,11 @@ class Steps:
     def _poison(self, step: str, why: str) -> None:
         if not self.poisoned:
             self.poisoned = STEPS_CHANGED
-            self._events.append(events.StepsChangedHeld(self._label, self._operation, step, why))
+            self._events.append(events.StepsChangedHeld(self._label, self.operation, step, why))
 
     def _note_event(self, kind: Callable[..., events.Event], run: StepRun, *facts: object) -> None:
         step = run.step
-        self._events.append(kind(self._label, self._operation, step.name, step.effects, run.item_label, *facts))
+        self._events.append(kind(self._label, self.operation, step.name, step.effects, run.item_label, *facts))
 
     def _changed(self, step: str, why: str, text: str) -> errors.StepsChanged:
         self._poison(step, why)

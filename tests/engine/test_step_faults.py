@@ -542,7 +542,7 @@ def test_an_observer_holds_no_other_step_up(shop: Shop, told: type[events.Event]
             asked.join(60)
             free.append(not asked.is_alive())
 
-    claim.steps._observers = events.Observers((observe,))
+    claim.steps.observers = events.Observers((observe,))
     if told is events.StepsChangedHeld:
         with pytest.raises(StepsChanged):
             shop.take(claim, "charge")

@@ -127,7 +127,7 @@ def test_the_messages_of_an_erased_tenant_are_dead_and_say_why(open_shop: OpenSh
     built = shop.app.extensions["idempotency"].built
     tenant_id = shop.services.tenant_id("acme")
     built.data_keys.shred(tenant_id)
-    built.codec._data_keys.forget(tenant_id)
+    built.codec.data_keys.forget(tenant_id)
 
     assert RelayReport(1, 0, 1) == shop.drain()
     assert ["the body cannot be opened: its data key was erased with the tenant, or is lost"] == [
