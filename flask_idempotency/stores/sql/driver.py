@@ -99,7 +99,7 @@ class Driver:
         self.dialect: EngineDialect = engine.dialect
         self._schema: str | None = None
         self.texts: dict[Any, Text] = {}
-        """By statement. The store builds its statements once, so this does not grow."""
+        """By statement. Each is made once (see `made`), so this does not grow."""
 
     def name(self, schema: str | None) -> None:
         """Name this schema in each statement from now on. None: name none."""

@@ -1,7 +1,6 @@
 """Build the statements about one record, and the clauses that other files' statements share with them.
 
-`tests/stores/sql/snapshots/` holds the text of each statement for each database. A store builds those of the request path
-once, so that SQLAlchemy compiles each of them once.
+`tests/stores/sql/snapshots/` holds the text of each statement for each database. `dialects.made` makes each of them once.
 
 Parameters: `my_…` is a value to write, `seen_…` a value that the caller read before and compares, and `now` the time if a
 test passes one. Durations and times are microseconds.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine
 
 from flask_idempotency.engine.store import Clock
+from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.doubles import FrozenClock
@@ -137,6 +138,21 @@ def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]
     """A second connection, whose transaction stays open until the test ends it."""
     with make_engine().connect() as connection:
         yield connection
+
+
+LockTimeout: TypeAlias = Callable[[int], None]
+
+
+@pytest.fixture
+def lock_timeout(monkeypatch: pytest.MonkeyPatch) -> Iterator[LockTimeout]:
+    """Set for how many milliseconds statements wait for a lock. Each is made once in a process: not for the next test."""
+
+    def set_to(milliseconds: int) -> None:
+        monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", milliseconds)
+        dialects.made.cache_clear()
+
+    yield set_to
+    dialects.made.cache_clear()
 
 
 class OpenStore(Protocol):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select, text
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, Unknown
 from flask_idempotency.engine.store import StoreOutcome
-from flask_idempotency.stores.sql import dialects, statements
+from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS, number_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import PROCESSING, TAKEOVER, records
@@ -30,7 +30,7 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
-from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, on_postgresql
+from tests.stores.sql.conftest import LockTimeout, MakeEngine, OpenStore, by_every_lock, on_postgresql
 from tests.stores.sql.counting import sent
 from tests.stores.sql.test_statements import WRITES
 from tests.tooling.processes import eventually
@@ -47,8 +47,8 @@ AT_ONCE_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", PATIENCE_MS)
+def patience(lock_timeout: LockTimeout) -> None:
+    lock_timeout(PATIENCE_MS)
 
 
 @pytest.fixture
@@ -178,14 +178,14 @@ def test_a_row_inserted_during_a_claim_is_found(
     elsewhere: Connection,
     make_engine: MakeEngine,
     threads: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
+    lock_timeout: LockTimeout,
     strategy: str,
 ) -> None:
     """
     The claim's snapshot is older than the other's commit: it can neither insert the row nor see it. That is not a
     grant; asked once more, the other's lease is what it hears.
     """
-    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 20_000)
+    lock_timeout(20_000)
     store, key = open_store(strategy=strategy), a_key()
     granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     insert_a_row(elsewhere, key.rid, now=clock.now)
@@ -220,10 +220,10 @@ def test_a_lease_begins_after_the_wait_for_an_advisory_lock(
     make_engine: MakeEngine,
     elsewhere: Connection,
     threads: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
+    lock_timeout: LockTimeout,
 ) -> None:
     """Otherwise a claim that waited would have less time than it was granted."""
-    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 20_000)
+    lock_timeout(20_000)
     store, key = SqlStore(Database(make_engine()), strategy="advisory"), a_key()
     elsewhere.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number_of(key.rid)})
 

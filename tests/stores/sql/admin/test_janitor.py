@@ -18,7 +18,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, InFlight, Record, State
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.stores.sql import activity, dialects
+from flask_idempotency.stores.sql import activity
 from flask_idempotency.stores.sql.admin import janitor
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, in_microseconds
@@ -39,7 +39,14 @@ from flask_idempotency.testing.contract.support import (
     stand,
     stood,
 )
-from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql
+from tests.stores.sql.conftest import (
+    LockTimeout,
+    MakeEngine,
+    OpenStore,
+    by_every_lock,
+    by_every_strategy,
+    on_postgresql,
+)
 from tests.stores.sql.counting import sent
 from tests.stores.sql.plans import fill, plan_of
 from tests.tooling.processes import eventually
@@ -200,10 +207,10 @@ def test_a_row_that_another_run_holds_is_skipped(store: SqlStore, clock: FrozenC
 @on_postgresql
 @pytest.mark.parametrize("verb", ("free", "settle"))
 def test_an_operator_gets_unavailable_for_a_locked_row(
-    store: SqlStore, clock: FrozenClock, elsewhere: Connection, monkeypatch: pytest.MonkeyPatch, verb: str
+    store: SqlStore, clock: FrozenClock, elsewhere: Connection, lock_timeout: LockTimeout, verb: str
 ) -> None:
     """While somebody else's transaction has the row, "something else is there by now" would be a guess."""
-    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 50)
+    lock_timeout(50)
     held, _ = stood(store, clock, "quarantined")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
@@ -282,10 +289,10 @@ def test_an_expired_key_has_one_new_owner_while_it_is_removed(
 
 @by_every_lock
 def test_a_claim_waits_for_its_row_to_be_removed(
-    open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str, lock_timeout: LockTimeout
 ) -> None:
     """And has the key then: a second later there would have been nothing to wait for."""
-    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 60_000)
+    lock_timeout(60_000)
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
