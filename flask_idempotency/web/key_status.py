@@ -30,6 +30,7 @@ from flask_idempotency.engine.keys import Scope, one_key
 from flask_idempotency.engine.model import Mismatched, OverQuota
 from flask_idempotency.engine.outages import LogLimit, OutageLog
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, named_requests
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
@@ -167,7 +168,9 @@ class KeyStatusView:
     problem: Callable[[Problem, Policy], Response]
 
     def __post_init__(self) -> None:
-        self.app, self.settings, self.callbacks = self.reader.app, self.reader.settings, self.reader.callbacks
+        self.app: Flask = self.reader.app
+        self.settings: Settings = self.reader.settings
+        self.callbacks: Callbacks = self.reader.callbacks
         self._outages = OutageLog()
         self._refused = LogLimit()
 

@@ -8,7 +8,7 @@ response of another.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import CoroutineType
@@ -77,7 +77,7 @@ PREFIXES: Final = (*_OF_CERTIFICATES, "OIDC_CLAIM_", "HTTP_OIDC_CLAIM_")
 NO_CERTIFICATE: Final = ("NONE", "(null)")
 """The values of such a variable if the client has no certificate: Apache's and nginx's."""
 
-CREDENTIALS: Final = {
+CREDENTIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "authorization": ("Authorization", "Proxy-Authorization", "X-Authorization"),
     "api-key": (
         "X-API-Key",
@@ -106,7 +106,9 @@ CREDENTIALS: Final = {
 }
 """Request headers by the kind of credential: see `activity.CALLERS`. The kind that tells the most is first."""
 
-TOKENS: Final = [name for kind in ("authorization", "api-key", "other", "cookie") for name in CREDENTIALS[kind]]
+TOKENS: Final[list[str]] = [
+    name for kind in ("authorization", "api-key", "other", "cookie") for name in CREDENTIALS[kind]
+]
 """Request headers in which a client proves who it is."""
 
 _RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:", "webhook:")
