@@ -25,7 +25,7 @@ from flask_idempotency.engine import errors
 from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED, without_key
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import ELSEWHERE, settle, with_rows
-from flask_idempotency.engine.engine import Outcome, Replay
+from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.model import IN_DOUBT, InFlight, OverQuota, StoredResponse, Unknown
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, LogLimit, OutageLog, cause_of
@@ -57,6 +57,7 @@ from flask_idempotency.web.requests import RequestReader, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.keys import Identity
     from flask_idempotency.engine.steps import Steps
     from flask_idempotency.otel import Telemetry
     from flask_idempotency.web.kept_requests import Try
@@ -94,10 +95,10 @@ class Guard:
     tracing: Telemetry | None = None
 
     def __post_init__(self) -> None:
-        self.engine = self.built.engine
-        self.identities = identities(self.settings)
-        self.reader = RequestReader(self.app, self.identities, self.settings, self.callbacks)
-        self.replies = Replies(self.app, self.settings, self.callbacks)
+        self.engine: Engine = self.built.engine
+        self.identities: tuple[Identity, ...] = identities(self.settings)
+        self.reader: RequestReader = RequestReader(self.app, self.identities, self.settings, self.callbacks)
+        self.replies: Replies = Replies(self.app, self.settings, self.callbacks)
         self.abandoned_streams: AbandonedStreams = deque()
         self._outages = OutageLog()
         self._quarantines = LogLimit(QUARANTINES_SECONDS)

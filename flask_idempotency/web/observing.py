@@ -102,7 +102,7 @@ class PacedObservations:
 
     def __init__(self, observations: Observations | None, *, most: int) -> None:
         """`most`: how many keys of a tenant it records within one `keep`."""
-        self.most = most
+        self.most: int = most
         self.monotonic: Callable[[], float] = time.monotonic
         self._observations = observations
         self._recorded: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
@@ -270,9 +270,9 @@ class Observer:
         # Not its limit of new keys, which is for a window that may be a second.
         records = None if guard.settings.quota is None else guard.settings.quota.records
         most = MOST_OBSERVED if records is None else min(records, MOST_OBSERVED)
-        self.paced = PacedObservations(guard.built.observations, most=most)
+        self.paced: PacedObservations = PacedObservations(guard.built.observations, most=most)
         # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
-        self.renewer = LeaseRenewer()
+        self.renewer: LeaseRenewer = LeaseRenewer()
         self._waiters = Waiters(0)
         self._logged = LogLimit()
 

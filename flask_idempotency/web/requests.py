@@ -369,7 +369,10 @@ class RequestReader:
     callbacks: Callbacks
 
     def __post_init__(self) -> None:
-        self.credentials = Credentials(self.settings.credential_headers, allow_anonymous=self.settings.allow_anonymous)
+        settings = self.settings
+        self.credentials: Credentials = Credentials(
+            settings.credential_headers, allow_anonymous=settings.allow_anonymous
+        )
 
     def read(
         self, state: RequestState, request: Request, *, trace: Callable[[], str] | None = None

@@ -342,7 +342,7 @@ class Preparing:
         self._from_url = from_url
         self.works = True
         """False once a server did not know a name: then no later connection prepares anything."""
-        self.direct = True
+        self.direct: bool = True
         """False if the last connection led to a pooler. Its sessions keep outdated statements."""
 
     def __call__(self, connection: Any, record: object) -> None:

@@ -97,9 +97,9 @@ class Numbers:
     __slots__ = ("due", "raised")
 
     def __init__(self) -> None:
-        self.raised = False
+        self.raised: bool = False
         """True once the sequence is above all fences. Before that, and in a cluster, they come from a row."""
-        self.due = False
+        self.due: bool = False
         """True if the next claim must prepare the database again, because its server has left a cluster."""
 
     def prepare(self, connection: Any, record: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import Connection, event
@@ -40,6 +41,7 @@ class SessionTransaction:
         self.session: Session = records.session()
         self.over: bool = False
         """True once this claim ignores the events of the session."""
+        self.factory: Any
         self.factory, self._listener = records.listen()
         """The latter calls `before_commit` of the transaction that this context has joined."""
         self._records = records
