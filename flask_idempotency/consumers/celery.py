@@ -454,8 +454,10 @@ class _Served:
         engine = self._engine
         if extension is None or self._database is None or (engine is not None and engine.transactions is not None):
             return
+        from flask_idempotency.stores.sql.engines import names_memory  # loaded with `database`
+
         for each in engines_made(extension):
-            if not self._database.names_memory(each.url):
+            if not names_memory(each.url):
                 self._database.leave_to_parent(each)
         if hasattr(extension, "_app_engines"):  # Flask-SQLAlchemy-Lite keeps no session outside of its context
             registry: Any = extension.session.registry.registry

@@ -650,7 +650,7 @@ class Steps:
         return errors.StepsChanged(f"the step {step!r} {text}")
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class StepRun:
     """One step that was asked for. Call exactly one of `finish`, `fail` and `withdraw`, unless it is `recalled`."""
 

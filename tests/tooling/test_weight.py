@@ -49,4 +49,4 @@ def test_a_stretch_of_equal_lines_is_one_pair() -> None:
 def test_an_application_on_redis_loads_no_more_than_it_has() -> None:
     """What it never needs would slow the start of each worker, and a reader of its path."""
     modules, lines, _ = weight.loaded(tries=1)
-    assert (modules <= 72, lines <= 18_200) == (True, True), (modules, lines)
+    assert (modules <= 73, lines <= 17_800) == (True, True), (modules, lines)

@@ -12,7 +12,7 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency.engine.activity import MISMATCH, REPLAYED
 from flask_idempotency.engine.events import Observation
-from flask_idempotency.web import guard, requests
+from flask_idempotency.web import requests
 from tests.apps import KEY, World, is_replay, new_world
 
 UTF_8, BARE = "application/json; charset=utf-8", "application/json"
@@ -33,7 +33,7 @@ class Shop:
             prints, former = present(*args, **kwargs)
             return (prints, former) if self.deployed else (former or prints, [])
 
-        monkeypatch.setattr(guard, "fingerprints", fingerprints)
+        monkeypatch.setattr(requests, "fingerprints", fingerprints)
 
         @self.world.app.post("/pay")
         def pay() -> Any:
