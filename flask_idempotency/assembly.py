@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from pkgutil import resolve_name
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -346,8 +346,9 @@ def _tiered(system: Store, redis_url: str, transactions: Transactions | None) ->
 
 
 def _factory(path: str) -> Callable[[], Any]:
+    module, _, name = path.partition(":")
     try:
-        factory = resolve_name(path)
+        factory = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {path!r} cannot be imported: {error}.") from error
     if not callable(factory):

@@ -45,6 +45,8 @@ def test_a_redis_by_url_and_by_client(redis_server: RedisServer) -> None:
         ("rubbish", r"no store for \*\*\*"),
         ("tests.test_assembly:absent", "cannot be imported"),
         ("no_such_module:make", "cannot be imported"),
+        ("no_such.:make", "cannot be imported"),
+        ("2fa:make", "cannot be imported"),
         ("tests.test_assembly:EXTENSION", "is not a function"),
         (object(), "neither a Redis client nor a Store; it has no claim, renew"),
         (5, "int is neither"),
