@@ -99,7 +99,8 @@ def judge_stream(state: RequestState, end: StreamEnd) -> Judgement | None:
     tee = state.tee() if state.tee is not None else None
     state.result = stored = replace(state.capture, tee=tee).result or state.capture.tombstone
     error = sys.exc_info()[1] if end is StreamEnd.ERROR else None
-    state.error = error or state.error
+    if error is not None:
+        state.error = error
     if state.phase is not Phase.STREAMING:
         return None
     if error is None:

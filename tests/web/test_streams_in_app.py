@@ -6,6 +6,7 @@ import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -110,6 +111,28 @@ def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, 
         list(answer)
     assert [settled] == world.settled()
     assert all(not event.kept for event in world.told(Completed))  # type: ignore[attr-defined]
+
+
+class Faults(Exception):
+    """As libraries collect several errors in one: without an entry it is false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_p49_an_error_that_is_false_is_an_error() -> None:
+    """Also if a hook reads the body, and hides its error."""
+    world = new_world()
+    streaming(world, "a", fail=Faults())
+
+    @world.app.after_request
+    def read(response: Response) -> Response:
+        with suppress(Faults):
+            list(response.response)
+        return response
+
+    world.post()
+    assert ["quarantine"] == world.settled()
 
 
 @pytest.mark.parametrize(("effects", "settled"), (("plain", "quarantine"), ("deduplicated", "release")))
