@@ -167,6 +167,8 @@ class ObservingStore:
         self._keep = keep
         self.found: Observed | None = None
         """What the request found under its key."""
+        self.began = 0.0
+        """When it had found that, and its view could begin."""
 
     def claim(
         self, request: model.ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None
@@ -185,7 +187,7 @@ class ObservingStore:
                 hold_lapsed=request.on_expiry is model.OnExpiry.QUARANTINE,
             )
         )
-        sighting = self.found.sighting
+        self.began, sighting = paced.monotonic(), self.found.sighting
         if sighting is not Sighting.NEW:
             paced.count(tid, self._keep, -1)
         return _REFUSALS.get(sighting) or model.Grant(
@@ -312,7 +314,7 @@ class Observer:
         shadow.record = requests[0].key.label
         self.paced.ready()
         store = ObservingStore(self.paced, keep=policy.keep)
-        ended = partial(self._ended, shadow.caller, self.paced.monotonic())
+        ended = partial(self._ended, shadow.caller, store)
         deps = Dependencies(store, _CODEC, self.renewer, self._waiters, Observers([ended]))
         outcome, _ = Engine(deps).claim_once(requests[:1], policy, None)
         if isinstance(outcome, Claim):
@@ -371,11 +373,11 @@ class Observer:
 
     # -- what is published
 
-    def _ended(self, caller: str, began: float, event: Event) -> None:
+    def _ended(self, caller: str, store: ObservingStore, event: Event) -> None:
         """Publish how a claim ended, when the store has noted it. It refers to no request, which may be over by then."""
         if isinstance(event, Completed | Released | Quarantined):
             for outcome in COUNTERS[type(event)](event):
-                seconds = self.paced.monotonic() - began if outcome in names.ENDINGS else 0.0
+                seconds = self.paced.monotonic() - store.began if outcome in names.ENDINGS else 0.0
                 self._publish(Observation(event.record, event.operation, outcome, caller, 0.0, seconds))
 
     def _report(self, shadow: RequestState, outcome: str, apart: float = 0.0) -> None:
@@ -406,4 +408,6 @@ class Observer:
 
 def _mirror(state: RequestState, shadow: RequestState) -> None:
     """Take over what the hooks and the view have noted in their state."""
-    shadow.error, shadow.escaped, shadow.keeps_rows = state.error or shadow.error, state.escaped, state.keeps_rows
+    if state.error is not None:
+        shadow.error, shadow.escaped = state.error, state.escaped
+    shadow.keeps_rows = state.keeps_rows

@@ -30,6 +30,7 @@ from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS
 from flask_idempotency.web.request_body import TemporaryBody
 from flask_idempotency.web.request_state import RequestState
 from tests.apps import LONG, FaultyMemory, World, new_world
+from tests.web import observed as observed_module
 from tests.web.observed import SLOW_SECONDS, Guise, granted, guarded, in_threads, joined, plain, sent
 
 DEEDS = (
@@ -346,6 +347,41 @@ def test_a_failing_decide_counts_as_enforcing_would_end_it() -> None:
 
     assert bare.send() == observed.send()
     assert ["new", "quarantined"] == observed.outcomes()
+
+
+class Faults(Exception):
+    """As libraries collect several errors in one: without an entry it is false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_an_error_that_is_false_is_judged_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(guise: Guise, do: str) -> Any:
+        raise Faults
+
+    monkeypatch.setattr(observed_module, "_done", fail)
+    observed = shop(decide=lambda response, error: "keep" if error is None else "release")
+    observed.send()
+
+    assert ["new", "released"] == observed.outcomes()
+
+
+def test_how_long_a_view_ran_does_not_count_what_the_store_took_before() -> None:
+    observed = shop()
+    now = 100.0
+    observer_of(observed).paced.monotonic = lambda: now
+    real = observed.store.observations._observations.observe
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal now
+        now += 0.5
+        return real(*arguments, **options)
+
+    observed.store.observations._observations.observe = slow
+    observed.send()
+
+    assert [0.0, 0.0] == [event.seconds for event in observed.events if type(event) is Observation]
 
 
 def test_an_outage_delays_one_request_in_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
