@@ -18,6 +18,7 @@ from flask_idempotency.engine.errors import (
     StoreDataLoss,
     StoreUnavailable,
 )
+from flask_idempotency.engine.forks import after_fork
 
 INTERVAL_SECONDS: Final = 10
 """An outage lasts minutes: a line every ten seconds shows when it began and ended, and does not flood the log."""
@@ -107,9 +108,13 @@ class LogLimit:
         """Without `seconds`, one line of each name is let through in the life of the process."""
         self._seconds = seconds
         self._monotonic = monotonic
-        self._lock = Lock()
         self._names: dict[str, tuple[float, int]] = {}
         """When the next line may come, and how many were left out since the last."""
+        self._unlock()
+        after_fork(self._unlock)
+
+    def _unlock(self) -> None:
+        self._lock = Lock()
 
     def take(self, name: str) -> int | None:
         """Return how many lines of this name were left out since the last one. None: leave this one out too."""

@@ -51,7 +51,7 @@ REPEATED_SECONDS: Final = 5.0
 _log = logging.getLogger("flask_idempotency")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Finisher:
     """Tries to finish requests of one application."""
 

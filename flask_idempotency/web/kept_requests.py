@@ -119,7 +119,7 @@ class KeptRequest:
         }
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Try:
     """One try to finish a request. It is in the environ of the internal request until that has begun."""
 

@@ -158,7 +158,7 @@ def key_status(**_: Any) -> Response:
 setattr(key_status, MARK, Mark(exempt=True))
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class KeyStatusView:
     """What `key_status` does in one application. For GET it only reads, so a client may ask as often as it likes."""
 

@@ -205,7 +205,7 @@ def _refuse(app: Flask, endpoint: str, remedy: str, policy: Policy) -> NoReturn:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Policies:
     """The policies of one application, merged in this order: app, blueprint, nested blueprint, class, view, method."""
 

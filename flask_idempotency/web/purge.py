@@ -86,7 +86,7 @@ def check_purge(whom: Sequence[bytes], *, shred: bool) -> None:
         )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Purge:
     """One purge, and what it did, as a context: it publishes its audit event at the end, also when it is interrupted.
 

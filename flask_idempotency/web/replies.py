@@ -28,7 +28,7 @@ from flask_idempotency.web.responses import replay
 _log = logging.getLogger("flask_idempotency")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Replies:
     """Builds responses as one application's settings and its problem renderer want them."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import signal
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -23,8 +25,13 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import a_key, stand
 from flask_idempotency.web.current_claim import current_claim
+from flask_idempotency.web.finishing import Finisher
 from flask_idempotency.web.judging import QUARANTINES_SECONDS, log_quarantine
-from flask_idempotency.web.policies import claim_here
+from flask_idempotency.web.kept_requests import Try
+from flask_idempotency.web.key_status import KeyStatusView
+from flask_idempotency.web.policies import Policies, claim_here
+from flask_idempotency.web.purge import Purge
+from flask_idempotency.web.replies import Replies
 from flask_idempotency.web.request_state import RequestState, current_state
 from tests.apps import LEASE, NAME, WHY, World, new_world, paid, record, refusal, run, said, shop, store_named, world_on
 from tests.lab.programs import REDIS_KINDS
@@ -67,6 +74,29 @@ def test_the_operator_is_warned_once_per_endpoint_and_hour(caplog: pytest.LogCap
     assert 1 == len(told)
     assert told[0].startswith("pay failed (error)")
     assert "3 more keys of this endpoint" in told[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_worker_that_is_forked_while_a_line_is_logged_goes_on() -> None:
+    """The thread that holds the lock does not exist in the child."""
+    limit = LogLimit()
+    with limit._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # kills a child that waits
+            try:
+                os._exit(0 if limit.take("pay") == 0 else 1)
+            finally:
+                os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("kind", (Finisher, KeyStatusView, Policies, Purge, Replies, Try))
+def test_a_repr_shows_no_request_and_no_settings(kind: type) -> None:
+    """Reporters of errors show local variables, and the environ of a request, by their repr."""
+    assert "__repr__" not in vars(kind)
 
 
 def test_the_warning_names_the_effects_that_would_let_the_retry_run(caplog: pytest.LogCaptureFixture) -> None:
