@@ -176,7 +176,10 @@ class DataKeyring:
         if (cached := self._cached(tid, within=within)) is not None:
             return cached
         since, kid = self._cache.now(), self._newest()
-        key = self._find_or_make(tid, kid, self.data_keys)
+        try:
+            key = self._find_or_make(tid, kid, self.data_keys)
+        except CorruptRecord as error:
+            raise _unusable(error) from error
         for number in (_SEALING, key.number):
             self._cache.put((tid, number), key, since=since)
         return key
@@ -204,6 +207,9 @@ class DataKeyring:
             if (cached := self._cached(tid, within=FINISHING_SECONDS)) is None:
                 raise
             return cached
+        except CorruptRecord as error:
+            # No cached key either: a body that it seals could not be opened with what the store has.
+            raise _unusable(error) from error
 
     def still_opening(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
         """Return the data key of this name if the store has it now. Raises `CorruptRecord` if it does not."""
@@ -224,19 +230,16 @@ class DataKeyring:
     def _find_or_make(self, tid: bytes, kid: str, data_keys: DataKeys, *, remembered: float = 0.0) -> UnwrappedKey:
         if not KID.fullmatch(kid):
             raise ConfigurationError(f"The key provider's newest key has the id {kid!r}; it must match {KID.pattern}.")
-        try:
-            for _ in range(TRIES):
-                tenant = data_keys.read_keys(tid)
-                usable = [key for key in tenant.keys if key.kid == kid and key.closed_for is None]
-                newest = max(usable, key=lambda key: key.number, default=None)
-                if newest is not None:
-                    return self._unwrapped(tid, newest, tenant, remembered=remembered)
-                made = self._make(tid, kid, tenant)
-                new = DataKey(made.number, kid, made.wrapped)
-                if data_keys.add(tid, new, store=tenant.store, after=tenant.last):
-                    return made
-        except CorruptRecord as error:
-            raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
+        for _ in range(TRIES):
+            tenant = data_keys.read_keys(tid)
+            usable = [key for key in tenant.keys if key.kid == kid and key.closed_for is None]
+            newest = max(usable, key=lambda key: key.number, default=None)
+            if newest is not None:
+                return self._unwrapped(tid, newest, tenant, remembered=remembered)
+            made = self._make(tid, kid, tenant)
+            new = DataKey(made.number, kid, made.wrapped)
+            if data_keys.add(tid, new, store=tenant.store, after=tenant.last):
+                return made
         raise KeyProviderUnavailable(
             f"other processes have added data keys for this tenant {TRIES} times in a row: send the request again"
         )
@@ -295,6 +298,10 @@ class DataKeyring:
 
     def _newest(self) -> str:
         return _provider_call(lambda: self.provider.newest)
+
+
+def _unusable(error: CorruptRecord) -> KeyProviderUnavailable:
+    return KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}")
 
 
 def _provider_call(call: Callable[[], ResultT]) -> ResultT:

@@ -14,7 +14,13 @@ from flask_idempotency.codec import encryption
 from flask_idempotency.codec.encryption import CACHE_SECONDS, FINISHING_SECONDS, TRIES, DataKeyCache, UnwrappedKey
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKey, TenantKeys
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, RingMismatch, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    KeyProviderUnavailable,
+    RingMismatch,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.model import SealedBy
 from tests.codec.sealing import (
     NEW,
@@ -268,6 +274,18 @@ def test_work_that_was_begun_can_be_finished(shelf: Shelf) -> None:
     with pytest.raises(StoreUnavailable):
         ring.for_sealing(TENANT)
     assert 300 == FINISHING_SECONDS
+
+
+def test_a_cached_key_seals_no_body_while_the_stored_ones_are_damaged(shelf: Shelf) -> None:
+    """It is good while the store is away. A relay reads the store again, and could not open the body."""
+    ring = ring_on(shelf)
+    ring.prepare(TENANT)
+    shelf.error = StoreUnavailable("away")
+    assert 1 == ring.still_sealing(TENANT, within=None).number
+
+    shelf.error = CorruptRecord("damaged")
+    with pytest.raises(KeyProviderUnavailable, match="cannot be used: damaged"):
+        ring.still_sealing(TENANT, within=None)
 
 
 def test_a_new_newest_key_seals_immediately() -> None:
