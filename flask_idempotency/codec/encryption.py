@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cache, cached_property
+from struct import Struct
 from typing import Final, TypeAlias, TypeVar
 
 from cryptography.exceptions import InvalidTag
@@ -77,10 +78,17 @@ class UnwrappedKey:
     """HMAC-SHA-256 under this key, from which the key of each record comes."""
     name: tuple[bytes, bytes] = field(init=False, repr=False, compare=False)
     """Its `kid` and number, as associated data has them."""
+    first_parts: bytes = field(init=False, repr=False, compare=False)
+    """How the associated data of each response under this key begins: that it has 14 parts, and the first three."""
+    name_parts: bytes = field(init=False, repr=False, compare=False)
+    """`name` in the associated data of a response."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", keyed_digest(self.key))
         object.__setattr__(self, "name", (self.kid.encode(), b"%d" % self.number))
+        first = encode(b"flask_idempotency/answer/2", _HEAD, self.store, *[b""] * 11)
+        object.__setattr__(self, "first_parts", first[: -11 * 4])
+        object.__setattr__(self, "name_parts", encode(*self.name)[2:])
 
 
 class DataKeyCache:
@@ -322,6 +330,9 @@ AES_256_GCM: Final = 1
 
 _HEAD: Final = bytes((VERSION << 4 | AES_256_GCM,))
 _SHORTEST: Final = len(_HEAD) + NONCE_BYTES + 16
+_SIZE: Final = Struct(">I").pack
+_RECORD_KEY: Final = encode(b"flask_idempotency/record-key/1", b"", b"", b"")[: -3 * 4]
+_COMPLETED, _SUCCESS, _FAILURE = (encode(part)[2:] for part in (b"completed", b"\1", b"\0"))
 
 
 @dataclass(eq=False, repr=False)
@@ -485,17 +496,19 @@ def _bound(key: UnwrappedKey, binding: SealContext | StepContext, clear: StoredP
 
     A pause and a resume give a record other tokens, so the token is no part of a step's place.
     """
-    rid, fence, tid = binding.key.rid, b"%d" % binding.fence, binding.key.tid
+    rid, fence, tid, fingerprint = binding.key.rid, b"%d" % binding.fence, binding.key.tid, binding.fingerprint
     if isinstance(binding, StepContext):
         kind = binding.effects.encode(), binding.state.encode()
-        place = rid, binding.step, fence, *kind, binding.digest, binding.fingerprint
+        place = rid, binding.step, fence, *kind, binding.digest, fingerprint
         cipher = _cipher(key, b"flask_idempotency/step-key/1", rid, binding.step, fence)
         return cipher, encode(b"flask_idempotency/step/1", _HEAD, key.store, tid, *place, *key.name)
-    claim = rid, fence, binding.token
-    cipher = _cipher(key, b"flask_idempotency/record-key/1", *claim)
-    facts = b"%d" % clear.status, b"\1" if clear.success else b"\0", b"%d" % clear.byte_size
-    parts = tid, *claim, b"completed", binding.fingerprint, *key.name, *facts
-    return cipher, encode(b"flask_idempotency/answer/2", _HEAD, key.store, *parts)
+    # As `encode` writes it, but written out, because every request waits for it: `encode` takes a fifth longer in all.
+    token, size = binding.token, _SIZE
+    claim = b"%b%b%b%b%b%b" % (size(len(rid)), rid, size(len(fence)), fence, size(len(token)), token)
+    parts = key.first_parts, size(len(tid)), tid, claim, _COMPLETED, size(len(fingerprint)), fingerprint, key.name_parts
+    status, byte_size, success = b"%d" % clear.status, b"%d" % clear.byte_size, _SUCCESS if clear.success else _FAILURE
+    facts = size(len(status)), status, success, size(len(byte_size)), byte_size
+    return AESGCM(key.digest(b"%b%b\1" % (_RECORD_KEY, claim))), b"".join((*parts, *facts))
 
 
 def _body_bound(key: UnwrappedKey, tid: bytes, message: Message, *, former: bool) -> _Bound:
