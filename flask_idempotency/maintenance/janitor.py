@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
-from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import Expiry, Ledger
@@ -137,15 +136,18 @@ class Batcher:
     on_progress: Callable[[int], object] = lambda touched: None
     """Called after every batch with the number touched so far."""
 
-    def run(self, *steps: Step) -> RunReport:
+    def run(self, *steps: Step, each: bool = False) -> RunReport:
         """Repeat each step until it has no more work, one step after the other, or until the budget of all ends.
 
-        If the store does not answer, halve the batch; grow it again while the store answers. Raises `StoreUnavailable` if
-        even the smallest batch gets no answer: what was done until then stays done.
+        `each`: a step that takes the whole budget leaves one batch to each step behind it. If the store does not answer, halve
+        the batch; grow it again while the store answers. Raises `StoreUnavailable` if even the smallest batch gets no answer:
+        what was done until then stays done.
         """
         began = self.monotonic()
-        touched, shrunk = 0, 0
+        touched, shrunk, finished = 0, 0, True
         for step in steps:
+            if not (finished or each):
+                break
             limit, failures = self.batch, 0
             while True:
                 try:
@@ -170,8 +172,9 @@ class Batcher:
                     if pause > 0:
                         self.sleep(pause)
                 if self.monotonic() - began >= self.budget:
-                    return RunReport(shrunk=shrunk, finished=False)
-        return RunReport(shrunk=shrunk)
+                    finished = False
+                    break
+        return RunReport(shrunk=shrunk, finished=finished)
 
 
 def pages(read: Callable[..., Any], handle: Callable[[Any], int]) -> Step:
@@ -205,17 +208,17 @@ class ExpireReport(RunReport):
 
 
 def expire(*expiries: Expiry, horizon: float, drain: Batcher, journals: Journals | None = None) -> ExpireReport:
-    """Remove the records and messages that expired by this horizon (seconds since the epoch, store's clock), in this order.
+    """Remove the records and messages that expired by this horizon (seconds since the epoch, store's clock).
 
-    Leave those that expire during the run to the next one, so that this run ends. Never touch a PROCESSING or QUARANTINED
-    record. Then remove the journals of steps that no record needs. Raises `StoreUnavailable` if the store does not answer;
-    what was removed until then is gone.
+    Each batch removes some of both: messages do not wait for the last of many records. Leave those that expire during the run
+    to the next one, so that this run ends. Never touch a PROCESSING or QUARANTINED record. Then remove the journals of steps
+    that no record needs. Raises `StoreUnavailable` if the store does not answer; what was removed until then is gone.
     """
 
     counts: Counter[str] = Counter()
 
-    def sweep(expiry: Expiry, limit: int) -> BatchResult:
-        removed = expiry.sweep(horizon=horizon, limit=limit)
+    def sweep(limit: int) -> BatchResult:
+        removed = sum(expiry.sweep(horizon=horizon, limit=limit) for expiry in expiries)
         counts["removed"] += removed
         # Go on after a batch that is not full: another janitor may have had the rest of it.
         return BatchResult(removed, more=removed > 0)
@@ -224,8 +227,7 @@ def expire(*expiries: Expiry, horizon: float, drain: Batcher, journals: Journals
         counts["journals"] += page.removed
         return page.removed
 
-    steps = [partial(sweep, expiry) for expiry in expiries]
-    ended = drain.run(*steps, *([] if journals is None else [pages(journals.sweep, swept)]))
+    ended = drain.run(sweep, *([] if journals is None else [pages(journals.sweep, swept)]))
     return ExpireReport(**counts, shrunk=ended.shrunk, finished=ended.finished)
 
 

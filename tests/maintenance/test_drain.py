@@ -83,6 +83,13 @@ def test_steps_share_the_budget_and_the_count_of_a_run(hours: Hours) -> None:
     assert ([100, 200, 250, 350], (0, 50, 10)) == (told, (first.left, second.left, third.left))
 
 
+def test_a_run_may_leave_one_batch_to_each_step_after_its_budget(hours: Hours) -> None:
+    first, second = Pile(hours, 1000, takes=0.1), Pile(hours, 250)
+    drained = drain(hours, batch=100, budget=30.0).run(first.step, second.step, each=True)
+
+    assert (RunReport(finished=False), 700, 150) == (drained, first.left, second.left)
+
+
 def test_a_run_that_finishes_as_its_budget_ends_is_finished(hours: Hours) -> None:
     assert drain(hours, batch=100, budget=5.0).run(Pile(hours, 100, takes=0.1).step).finished
 

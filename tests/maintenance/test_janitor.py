@@ -323,6 +323,14 @@ def test_expire_runs_until_no_expired_record_is_left(clock: FrozenClock) -> None
     assert [(7.0, 10)] * 5 == shelf.asked
 
 
+def test_expired_messages_do_not_wait_for_the_last_expired_record() -> None:
+    """With more expired records than a run removes, they would stay for ever."""
+    records, messages = Shelf(10, 10, 10), Shelf(4)
+    drain = Batcher(10, budget=0.0)
+
+    assert ExpireReport(removed=14, finished=False) == expire(records, messages, horizon=7.0, drain=drain)
+
+
 def test_expire_asks_a_self_expiring_store_once(clock: FrozenClock) -> None:
     shelf = Shelf()
 

@@ -11,11 +11,12 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, OnExpiry, State
+from flask_idempotency.engine.recovery import Happened
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token
-from tests.maintenance.yard import Yard, label, still
+from tests.maintenance.yard import PAID, Yard, label, still
 
 
 def test_an_expired_claim_is_quarantined_and_published_once(yard: Yard) -> None:
@@ -168,3 +169,16 @@ def test_a_reap_that_its_budget_ends_leaves_the_rest_to_the_next(yard: Yard, clo
     report = yard.reap(drain=type(spent)(3, budget=0.0, sleep=spent.sleep, monotonic=spent.monotonic))
 
     assert (ReapReport(quarantined=3, finished=False), ReapReport(quarantined=6)) == (report, yard.reap())
+
+
+def test_resolvers_are_asked_in_a_run_whose_budget_expired_claims_take(yard: Yard, clock: FrozenClock) -> None:
+    """Otherwise more expired claims than one run handles would keep every quarantined key from its resolver."""
+    yard.held()
+    yard.says = (lambda unknown: Happened(PAID),)
+    for _ in range(9):
+        yard.claim()
+    clock.advance(LEASE)
+    spent = still(3)
+    report = yard.reap(drain=type(spent)(3, budget=0.0, sleep=spent.sleep, monotonic=spent.monotonic))
+
+    assert (False, 1) == (report.finished, report.completed)

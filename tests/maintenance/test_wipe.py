@@ -64,6 +64,18 @@ def test_wipe_covers_all_ids_of_a_tenant(office: Office) -> None:
     assert all(wiped(found(office.store, key).payload) for key in keys)
 
 
+def test_the_budget_of_a_wipe_ends_it_between_two_ids(office: Office) -> None:
+    """A tenant has an id for each of its parts, perhaps with one batch of records each."""
+    keys = [plain(office.store, tid) for tid in (TID, OTHER)]
+    for tid in (TID, OTHER):
+        office.store.data_keys.shred(tid)
+    store, drain = office.store, Batcher(batch=2, budget=0.0)
+
+    report = wipe(store.responses, [TID, OTHER], drain=drain, recovery=store.recovery)
+    assert WipeReport(wiped=1, finished=False) == report
+    assert [True, False] == [wiped(found(store, key).payload) for key in keys]
+
+
 def test_wipe_can_be_repeated(office: Office) -> None:
     plain(office.store)
     office.store.data_keys.shred(TID)
