@@ -245,7 +245,9 @@ class Ledger:
                 last_sent=now,
             )
             connection.execute(_WRITE, astuple(entry))
-            return Begun(entry, before, seconds_kept=max(0.0, (entry.first_sent or now) + self._keep - now))
+        # Not from `now`: the wait for other processes and for the disk is part of the time for which the service keeps it.
+        kept = (entry.first_sent or now) + self._keep - self._now()
+        return Begun(entry, before, seconds_kept=max(0.0, kept))
 
     def settle(
         self, entry: Entry, state: State | None, *, status: int | None, attempts: int, certain: bool = False

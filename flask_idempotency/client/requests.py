@@ -88,9 +88,10 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
         file: Any = self.fp
-        if type(file) is io.BufferedReader and type(file.raw) is socket.SocketIO:
+        if type(file) is io.BufferedReader:
             raw = file.detach()
-            raw.__class__ = _Raw
+            if type(raw) is socket.SocketIO:
+                raw.__class__ = _Raw
             self.fp = _Lines(raw)
 
     def begin(self) -> None:

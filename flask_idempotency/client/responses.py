@@ -128,7 +128,7 @@ def read(status: int, fields: Fields, body: bytes, *, url: str = "") -> Reading:
         code=code,
         retry_after=retry_after,
         replayed=replayed,
-        status_url=_joined(url, link) if link else None,
+        status_url=None if link is None else _joined(url, link),
     )
 
 

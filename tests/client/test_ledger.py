@@ -103,6 +103,15 @@ def test_a_file_that_went_away_while_it_is_open_takes_no_key(path: Path, which: 
         intent.take()
 
 
+def test_the_wait_for_the_file_is_part_of_the_time_for_which_a_key_is_kept(path: Path) -> None:
+    """A last attempt that is late by that wait would meet a service that has forgotten the key."""
+    times = [30.0]
+    ledger = Ledger(path, keep=100.0, now=lambda: times.pop() if len(times) > 1 else times[0])
+    times.append(0.0)
+
+    assert ledger.begin("pay", "k", None).seconds_kept == 70.0
+
+
 def test_a_folder_in_which_every_user_may_replace_files_is_refused(path: Path) -> None:
     Ledger(path).close()
     path.parent.chmod(0o777)

@@ -143,6 +143,7 @@ def test_a_date_in_the_past_is_no_wait() -> None:
             '<https://docs.example/x>; rel="describedby", <keys>; title="a"; rel="status"',
             "https://shop.example/api/keys",
         ),
+        ('<>; rel="status"', "https://shop.example/api/payments"),
         ('<https://docs.example/x>; rel="describedby"', None),
         ('<https://docs.example/x>; rel="status-page"', "https://docs.example/x"),
         ("", None),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 from collections.abc import Generator, Iterable
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -29,6 +31,7 @@ from flask_idempotency.client import (
     Refused,
     Retries,
 )
+from flask_idempotency.client import requests as requests_transport
 from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
 from flask_idempotency.client.responses import REPLAY_MARKS
@@ -890,6 +893,16 @@ def test_a_torn_reply_without_content_is_never_taken_for_a_whole_one(
         server.script = [whole[:position], reply()]
 
         assert call("POST", server.url, json=JSON).status == 201, position
+
+
+@pytest.mark.parametrize(("end", "whole"), ((b"\r\n\r\n", True), (b"\r\n", False), (b"", False)))
+def test_a_torn_head_is_noticed_on_a_connection_of_another_kind_too(end: bytes, whole: bool) -> None:
+    """Sockets of other libraries have files of their own."""
+    data = b"HTTP/1.1 201 X\r\nStripe-Should-Retry: true" + end
+    response = requests_transport._Response(SimpleNamespace(makefile=lambda mode: io.BufferedReader(io.BytesIO(data))))
+    response.begin()
+
+    assert whole is response.whole_head
 
 
 @EACH
