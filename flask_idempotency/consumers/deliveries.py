@@ -45,7 +45,7 @@ Step: TypeAlias = float | str | None
 A text: the reason why no worker may do it, and the application has no `dead` function for it."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Delivery:
     """One message that a broker delivered, and how often its handler failed here."""
 

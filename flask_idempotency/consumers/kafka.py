@@ -346,7 +346,7 @@ class _KafkaPython:
     def commit(self, partition: Partition, offset: int) -> str:
         try:
             self._consumer.commit({self._place(*partition): self._kafka.OffsetAndMetadata(offset, "", -1)})
-        except (*self._refusals, AssertionError) as error:
+        except (self._kafka.errors.KafkaError, AssertionError, ValueError) as error:
             return type(error).__name__
         return ""
 

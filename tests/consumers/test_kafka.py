@@ -368,6 +368,16 @@ def test_a_refused_commit_is_not_repeated_for_a_partition_that_was_lost(monkeypa
     assert [5, 5] == client.commits
 
 
+def test_a_fault_in_a_commit_is_no_refusal() -> None:
+    """It would be repeated for ever, and no log would show where it is."""
+
+    def commit(offsets: Any) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        kafka._KafkaPython(SimpleNamespace(commit=commit)).commit(("t", 0), 5)
+
+
 class Away:
     """The inbox of a consumer whose store is away."""
 

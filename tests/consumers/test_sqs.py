@@ -14,7 +14,7 @@ import pytest
 from moto import mock_aws
 
 from flask_idempotency.consumers import Dead, Later, Processed, sqs
-from flask_idempotency.consumers.deliveries import text_of
+from flask_idempotency.consumers.deliveries import Delivery, text_of
 from flask_idempotency.engine.errors import ConfigurationError
 from tests.consumers.doubles import Effects, Hasty, at_work, in_background, memory_inbox
 
@@ -43,6 +43,11 @@ def test_no_sender_can_name_the_id_that_sqs_gives() -> None:
 
 def test_ids_of_other_bytes_are_other_ids() -> None:
     assert 4 == len({text_of(each) for each in (b"\xff", b"\\xff", b"\xfe", "\ufffd".encode())})
+
+
+def test_no_traceback_with_the_values_of_variables_shows_a_message() -> None:
+    """Tools that collect errors print the representation of each local variable."""
+    assert "secret" not in repr(Delivery({"Body": "secret"}, "secret", b"secret", "secret"))
 
 
 class Queue:
