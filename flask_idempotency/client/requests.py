@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import socket
 import ssl
 from collections.abc import Iterable
 from typing import Any, Final
@@ -55,51 +54,72 @@ _PERMANENT: Final = (
 )
 
 
-class _Raw(socket.SocketIO):
+class _Raw(io.RawIOBase):
     """The bytes of a connection. No read outlasts the deadline of its delivery."""
+
+    def __init__(self, raw: io.RawIOBase, sock: Any) -> None:
+        self._raw = raw
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
 
     def readinto(self, buffer: Any) -> int | None:
         left = seconds_left(TimeoutError)
         if left is not None:
             # urllib3 sets it again before each response.
-            connection: Any = vars(self)["_sock"]
-            given = connection.gettimeout()
-            connection.settimeout(left if given is None else min(left, given))
-        size = super().readinto(buffer)
+            given = self._sock.gettimeout()
+            self._sock.settimeout(left if given is None else min(left, given))
+        size: int | None = self._raw.readinto(buffer)
         seconds_left(TimeoutError)
         return size
 
+    def fileno(self) -> int:
+        return self._raw.fileno()
 
-class _Lines(io.BufferedReader):
-    """The file of a connection. It keeps the last line."""
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
 
-    last = b""
 
-    def readline(self, limit: int | None = -1) -> bytes:
-        self.last = super().readline(limit)
+class _Head:
+    """The file of a response while its head is read: it keeps the last line."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.last = b""
+
+    def readline(self, limit: int = -1) -> bytes:
+        self.last = self._file.readline(limit)
         return self.last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class _Response(http.client.HTTPResponse):
     """Knows whether its head came whole. `http.client` takes the end of the connection for the end of the head."""
 
-    whole_head = True
+    whole_head = False
 
     def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
         file: Any = self.fp
         if type(file) is io.BufferedReader:
-            raw = file.detach()
-            if type(raw) is socket.SocketIO:
-                raw.__class__ = _Raw
-            self.fp = _Lines(raw)
+            self.fp = io.BufferedReader(_Raw(file.detach(), sock))
 
     def begin(self) -> None:
-        # A response without content closes it.
-        file = self.fp
-        super().begin()
-        if isinstance(file, _Lines):
-            self.whole_head = file.last in (b"\r\n", b"\n")
+        file: Any = self.fp
+        head: Any = _Head(file)
+        self.fp = head
+        try:
+            super().begin()
+        finally:
+            # A response without content may have closed it.
+            if self.fp is head:
+                self.fp = file
+        self.whole_head = head.last in (b"\r\n", b"\n")
 
 
 def _watching(pools: Any, plain: Any) -> Any:
