@@ -254,7 +254,7 @@ def interrupted(batches: int) -> Any:
     """A run of steps in which Ctrl-C comes after this many of the first kind."""
     run_steps = Batcher.run
 
-    def stopped(self: Batcher, step: Any, *_: Any) -> Any:
+    def stopped(self: Batcher, step: Any, *_: Any, **options: Any) -> Any:
         left = [batches]
 
         def until(limit: int) -> BatchResult:
