@@ -192,8 +192,10 @@ class IdentityMonitor(Monitor):
             self._httpauth, self._due = True, -inf
 
     def _look(self, now: float) -> float:
-        history = look(self.task_log, self.shape(), note=True, httpauth=self._httpauth)
+        httpauth = self._httpauth
+        history = look(self.task_log, self.shape(), note=True, httpauth=httpauth)
         for change in history.changes:
             if self._logged.take(change.what) is not None:
                 _log.log(logging.ERROR if change.certain else logging.WARNING, "%s %s", change.text, change.remedy)
-        return NOTED_EVERY_SECONDS if history.noted else AGAIN_SECONDS
+        # While it looked, Flask-HTTPAuth may have named its first caller.
+        return NOTED_EVERY_SECONDS if history.noted and httpauth is self._httpauth else AGAIN_SECONDS

@@ -18,6 +18,7 @@ from flask_principal import Identity, Principal  # type: ignore[import-untyped]
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.extension import Idempotency
+from flask_idempotency.web.monitors import AGAIN_SECONDS
 from tests.apps import World, is_replay, new_world
 from tests.web.test_former_identity import doctor
 from tests.web.test_principals import KEY, User, basic, signed_in, token
@@ -290,6 +291,25 @@ def test_an_extension_that_is_gone_names_no_caller() -> None:
     verdict, text = doctor(second)[0]
     assert ("fault", True) == (verdict, "Keep Flask-Login set up until then" in text)
     assert 201 == second.post(headers=credentials(LOGIN)).status_code
+
+
+def test_flask_httpauth_is_noted_if_it_names_its_first_caller_while_another_request_looks() -> None:
+    """The store takes the note of one of the two."""
+    first = release(None, HTTPAUTH)
+    monitor, now = first.app.extensions["idempotency"].hooks._identity, 100.0
+    monitor.monotonic, reports = lambda: now, monitor.task_log.reports
+
+    def another() -> Any:
+        monitor.note_httpauth()
+        return reports()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitor.task_log, "reports", another)
+        monitor.look()
+    now += AGAIN_SECONDS
+    monitor.look()
+
+    assert {"principal": HTTPAUTH} == prescribed(doctor(release(first, HTTPAUTH, named=loader))[0][1])
 
 
 def test_flask_httpauth_is_noted_once_it_has_named_a_caller() -> None:
