@@ -434,14 +434,16 @@ class Steps:
                 why = "total-size"
             if why:
                 result = None
-                self._note_event(events.StepResultNotKept, run, why)
             size = 0 if result is None else len(result)
             self._bytes += size
             took = self.monotonic() - run.began
             self._note(run, StepState.FINISHED, result, took=took)
             if run.transaction is not None:
                 self._commit(run, run.transaction)
-            elif run.step.effects != "pure":
+            if why:
+                # After the commit: what was rolled back has not finished.
+                self._note_event(events.StepResultNotKept, run, why)
+            if run.transaction is None and run.step.effects != "pure":
                 try:
                     self._send()
                 except errors.StoreUnavailable as error:

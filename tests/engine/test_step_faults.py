@@ -399,6 +399,20 @@ def test_a_transactional_step_is_committed_once(
     assert [] == rows(shop).open
 
 
+def test_no_event_says_that_a_step_has_finished_which_was_rolled_back(shop: Shop) -> None:
+    """Neither if its result cannot be kept."""
+    claim, database = shop.won(), rows(shop)
+    database.fate = "refused"
+    with pytest.raises(NotCommitted):
+        begun(claim, "save").finish(None)
+    assert [] == shop.told(events.StepFinished) + shop.told(events.StepResultNotKept)
+
+    shop.dies()
+    database.fate = "done"
+    assert not begun(shop.won(), "save").finish(None)
+    assert ["type"] == [event.why for event in shop.told(events.StepResultNotKept)]
+
+
 def test_a_transactional_step_of_a_lost_claim_is_rolled_back(shop: Shop) -> None:
     rows(shop).fate = "lost"
     claim = shop.won()
