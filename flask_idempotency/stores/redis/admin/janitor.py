@@ -86,13 +86,20 @@ class Index:
         wanted, left = dict[int, int](), limit + passed
         for each, count in zip(chunk, counts, strict=True):
             if count and left:
-                wanted[each] = min(count, left)
-                left -= wanted[each]
+                # Not as many as were counted: an entry that has come since may stand before one that stays.
+                wanted[each] = left + 1
+                left -= min(count, left)
         replies = self._server.execute_all(
             [self._range(each, least[each], upto, most) for each, most in wanted.items()]
         )
-        fresh = sorted(entry for entry in _entries(list(wanted), replies) if entry > place)
-        if sum(counts) <= limit + passed and len(fresh) <= limit:
+        fresh, is_all = list[IndexEntry](), sum(counts) <= limit + passed
+        for each, reply in zip(wanted, replies, strict=True):
+            found = list(_entries([each], [reply]))
+            fresh += sorted(entry for entry in found if entry > place)
+            if len(found) == wanted[each]:
+                is_all = False
+                break
+        if is_all and len(fresh) <= limit:
             return fresh, IndexEntry(chunk.stop, FIRST, b"")
         return fresh[:limit], fresh[:limit][-1] if fresh else place
 

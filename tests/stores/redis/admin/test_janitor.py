@@ -15,7 +15,7 @@ from flask_idempotency.engine.model import CORRUPT, OnExpiry, State, Unknown
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin import data_keys
-from flask_idempotency.stores.redis.admin.janitor import FREED_MS, PARTITIONS_AT_ONCE, RECORDS_AT_ONCE
+from flask_idempotency.stores.redis.admin.janitor import FREED_MS, PARTITIONS_AT_ONCE, RECORDS_AT_ONCE, Index, in_flight
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.store import RedisStore
@@ -87,6 +87,36 @@ def test_a_record_that_leaves_the_index_hides_no_other(store: RedisStore, clock:
         store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=1)
 
     assert owners.keys() == met
+
+
+@pytest.mark.parametrize("limit", (1, 3, 5, 10))
+@pytest.mark.parametrize("page", (0, 1))
+def test_an_entry_that_comes_during_a_page_hides_no_other(
+    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, limit: int, page: int
+) -> None:
+    """It may come between the count and the read, and before entries that stay. None of them is left out."""
+    execute_all, server, pages, last = ScriptExecutor.execute_all, store._server, 0, 2
+
+    def late(self: ScriptExecutor, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        if pages == page and any("ZRANGEBYSCORE" in command for command in commands):
+            redis_client.zadd(in_flight(7), {b"late %d" % at: last for at in range(2)})
+        return execute_all(self, commands)
+
+    stay = {b"%d" % score: score for score in range(3, 9)}
+    redis_client.zadd(in_flight(7), stay)
+    redis_client.zadd(in_flight(8), {b"other": 1})
+    monkeypatch.setattr(ScriptExecutor, "execute_all", late)
+    met, after = list[bytes](), b""
+    while True:
+        entries, following = Index(server, in_flight).page(after=after, limit=limit)
+        met += [entry.name for entry in entries]
+        assert len(entries) <= limit
+        if following is None:
+            break
+        after, pages, last = following, pages + 1, entries[-1].score
+
+    assert [] == sorted({*stay, b"other"} - set(met))
+    assert len(met) == len(set(met))
 
 
 def test_an_entry_whose_record_is_gone_is_dropped(
