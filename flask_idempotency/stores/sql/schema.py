@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, SUPPORTED
 from flask_idempotency.stores.sql.naming import Catalogue, named, prefix
@@ -451,21 +451,40 @@ def include_in(metadata: sa.MetaData, *, records: bool = True) -> None:
     even if the metadata has one.
 
     Pass `records=False` for the table of the outbox alone, if the records are in another database or in Redis.
+
+    Raises SQLAlchemy's `InvalidRequestError` if a table of yours has the name of one that it declares.
     """
     with _defining:
+        there = set(metadata.tables)
+        every = _TABLES if records and _RECORDS.name not in there else (outbox,)
+        # That of the outbox may have been declared alone before.
+        wanted = [table for table in every if table is not outbox or outbox.name not in there]
+        if taken := [table.name for table in wanted if table.name in there]:
+            raise InvalidRequestError(
+                f"this MetaData has a table {taken[0]}, and flask_idempotency declares one of that name"
+            )
         # `to_metadata` would give them the schema of the metadata.
         schema, metadata.schema = metadata.schema, None
         try:
-            for table in _TABLES if records else (outbox,):
-                if table.name not in metadata.tables:
-                    _complete(table.to_metadata(metadata))
+            for table in wanted:
+                copy = table.to_metadata(metadata)
+                # It copies the constraints in any order. CREATE TABLE is to read the same in each process.
+                order = {str(each.sqltext): each._creation_order for each in _checks(table)}
+                for each in _checks(copy):
+                    each._creation_order = order[str(each.sqltext)]
+                _complete(copy)
         finally:
             metadata.schema = schema
+
+
+def _checks(table: sa.Table) -> list[sa.CheckConstraint]:
+    return [each for each in table.constraints if isinstance(each, sa.CheckConstraint)]
 
 
 # Two first requests may both find that the tables are not declared yet.
 _defining: Final = Lock()
 _TABLES: Final = tuple(metadata.tables.values())
+_RECORDS: Final = records
 
 
 SEEDED: Final = 10**15

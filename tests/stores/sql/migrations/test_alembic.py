@@ -16,7 +16,8 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, text
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import InvalidRequestError, ProgrammingError
+from sqlalchemy.schema import CreateTable
 
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.model import Grant
@@ -121,6 +122,41 @@ def test_including_twice_is_including_once() -> None:
     include_in(metadata)
 
     assert set(schema.metadata.tables) == set(metadata.tables)
+
+
+@pytest.mark.parametrize("name", ("idempotency_meta", "idempotency_audit"))
+def test_a_table_of_the_application_does_not_pass_for_ours(name: str) -> None:
+    """The store would find other columns in it, at the first request that needs them."""
+    metadata = MetaData(schema="shop")
+    Table(name, metadata, Column("id", Integer), schema=sqlalchemy.BLANK_SCHEMA)
+
+    with pytest.raises(InvalidRequestError, match=name):
+        include_in(metadata)
+
+    assert ("shop", {name}) == (metadata.schema, set(metadata.tables))
+
+
+def test_the_outbox_alone_is_kept_when_the_records_join_it() -> None:
+    """A model of the application may refer to it by now."""
+    metadata = MetaData()
+    include_in(metadata, records=False)
+    (alone,) = metadata.tables.values()
+
+    include_in(metadata)
+
+    assert (schema.metadata.tables.keys(), alone) == (metadata.tables.keys(), metadata.tables[alone.name])
+
+
+def test_each_process_writes_the_same_create_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy has the constraints in a set, which has them in another order in each process."""
+    declared = sorted(schema.records.constraints, key=lambda each: each._creation_order, reverse=True)
+    monkeypatch.setattr(schema.records, "constraints", declared)
+    metadata = MetaData()
+    include_in(metadata)
+
+    texts = [str(CreateTable(each)) for each in (schema.records, metadata.tables[schema.records.name])]
+
+    assert texts[0] == texts[1]
 
 
 def test_our_tables_are_in_the_applications_schema(engine: Engine) -> None:
