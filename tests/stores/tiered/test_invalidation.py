@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
@@ -13,6 +15,9 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Grant, InFlight, Record, SealedBy, StoredPayload, Unknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
+from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -387,3 +392,14 @@ def test_the_tiered_store_lacks_what_its_system_lacks(clock: FrozenClock, cache:
 
     lacking = ("recovery", "expiry", "task_log", "data_keys", "responses", "ledger")
     assert [] == [name for name in lacking if hasattr(store, name)]
+
+
+def test_the_outbox_finds_the_data_keys_of_its_transaction_behind_a_cache(
+    cache: RedisReplayCache, tmp_path: Path
+) -> None:
+    """Otherwise a message of a new tenant waits on SQLite for the transaction that publishes it, and is refused."""
+    with closing(SqlStore(Database(f"sqlite:///{tmp_path / 'shop.db'}"))) as system:
+        within = getattr(TieredStore(system, cache).data_keys, "within", None)
+        assert within is not None
+        with system.database.base.connect() as connection:
+            assert isinstance(within(connection), SqlDataKeys)
