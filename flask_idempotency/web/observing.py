@@ -169,6 +169,8 @@ class ObservingStore:
         """What the request found under its key."""
         self.began = 0.0
         """When it had found that, and its view could begin."""
+        self.sets_cookie = False
+        """Whether its view has set a cookie: reported with the completion."""
 
     def claim(
         self, request: model.ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None
@@ -313,7 +315,7 @@ class Observer:
             return (names.MISSING_KEY if policy.required else names.UNKEYED), 0.0
         shadow.record = requests[0].key.label
         self.paced.ready()
-        store = ObservingStore(self.paced, keep=policy.keep)
+        store = shadow.watching = ObservingStore(self.paced, keep=policy.keep)
         ended = partial(self._ended, shadow.caller, store)
         deps = Dependencies(store, _CODEC, self.renewer, self._waiters, Observers([ended]))
         outcome, _ = Engine(deps).claim_once(requests[:1], policy, None)
@@ -337,9 +339,8 @@ class Observer:
         if shadow.phase is Phase.CLAIMED:
             with self._counting_failures(shadow):
                 self._guard.capture(shadow, response, tee=Meter, on_end=self._stream_ended)
-                shadow.sets_cookie = state.session_changed() or (
-                    shadow.capture is not None and shadow.capture.sets_cookie
-                )
+                if shadow.watching is not None and shadow.capture is not None:
+                    shadow.watching.sets_cookie = state.session_changed() or shadow.capture.sets_cookie
 
     def end(self, state: RequestState, shadow: RequestState, response: Response, *, committed: bool) -> None:
         """Judge how the request ended: all hooks have run, and the rows of a transactional view are committed, or not."""
@@ -367,16 +368,15 @@ class Observer:
         if judgement is None:
             return
         shadow.phase = Phase.DONE
-        decision = settle(shadow, judgement.decision, judgement.stored, reason=judgement.reason)
-        if decision is Decision.KEEP and shadow.sets_cookie:
-            self._report(shadow, names.SETS_COOKIE)
+        settle(shadow, judgement.decision, judgement.stored, reason=judgement.reason)
 
     # -- what is published
 
     def _ended(self, caller: str, store: ObservingStore, event: Event) -> None:
         """Publish how a claim ended, when the store has noted it. It refers to no request, which may be over by then."""
         if isinstance(event, Completed | Released | Quarantined):
-            for outcome in COUNTERS[type(event)](event):
+            cookie = (names.SETS_COOKIE,) if isinstance(event, Completed) and store.sets_cookie else ()
+            for outcome in COUNTERS[type(event)](event) + cookie:
                 seconds = self.paced.monotonic() - store.began if outcome in names.ENDINGS else 0.0
                 self._publish(Observation(event.record, event.operation, outcome, caller, 0.0, seconds))
 

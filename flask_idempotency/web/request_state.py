@@ -73,7 +73,9 @@ class Phase(Enum):
 
 @final
 class RequestState(Running):
-    """The state of one request. Only the guard changes it, in the order of `Phase`. It refers to no request or context.
+    """The state of one request. Only the guard changes it, in the order of `Phase`; and an observer its shadow.
+
+    It refers to no request or context.
 
     Defaults are attributes of the class, so that a request pays only for what it sets.
     """
@@ -116,6 +118,8 @@ class RequestState(Running):
     """Of a shadow: the kind of credential that the request carries, one of `activity.CALLERS`."""
     observed: str = ""
     """Of a shadow: what enforcing would have done with it, one of `activity.OBSERVED`."""
+    watching: Any = None
+    """Of a shadow: the `ObservingStore` of its claim."""
     reply: Problem | StoredResponse | None = None
     """What the guard sends in the view's place. Hooks may change the response, so it can be built again."""
     response: Response | None = None

@@ -520,6 +520,26 @@ def test_an_end_that_the_store_did_not_take_is_repeated() -> None:
     assert ["new", "completed", "replayed"] == observed.outcomes()
 
 
+def test_a_cookie_is_reported_with_the_completion() -> None:
+    """Which may come later, or never."""
+    observed = shop()
+    observations, watcher, now = observed.store.observations._observations, observer_of(observed), 100.0
+    watcher.paced.monotonic, real = lambda: now, observations.end
+
+    def lose(*arguments: Any, **options: Any) -> Any:
+        raise StoreUnavailable("down")
+
+    observations.end = lose
+    observed.send(do="session")
+    assert ["new"] == observed.outcomes()
+
+    observations.end = real
+    now += PAUSE_SECONDS
+    for watch in list(watcher.renewer._due):
+        watch.run()
+    assert ["new", "completed", "sets-cookie"] == observed.outcomes()
+
+
 def test_a_note_whose_reply_was_lost_is_taken_back() -> None:
     """Enforcing refuses the request, and its retry is new."""
     observed = shop()
