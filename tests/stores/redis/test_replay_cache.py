@@ -183,6 +183,18 @@ def test_a_response_that_is_too_large_is_not_cached(
     assert redis_client.dbsize() == 0
 
 
+def test_get_and_put_take_one_command_each(redis_server: RedisServer, clock: FrozenClock) -> None:
+    with TcpProxy(redis_server.port) as proxy:
+        cache, key = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
+        filled(cache, completed(clock))
+        before = proxy.requests, proxy.chunks
+        cache.put(key, completed(clock), missed_at=missed(cache, key))
+        cache.get(key)
+        cache.close()
+
+        assert (proxy.requests - before[0], proxy.chunks - before[1]) == (3, 3)
+
+
 def test_the_cache_accepts_a_client_of_the_application(
     redis_client: redis.Redis, redis_server: RedisServer, clock: FrozenClock
 ) -> None:
@@ -405,6 +417,16 @@ def test_a_late_invalidation_keeps_out_later_invalidated_responses(cache: RedisR
     cache.put(key, completed(clock, fence=9), missed_at=at)
 
     assert isinstance(cache.get(key), Record)
+
+
+def test_scripts_are_loaded_again_after_script_flush(
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    filled(cache, completed(clock))
+    redis_client.flushall()
+    redis_client.script_flush()
+
+    filled(cache, completed(clock))
 
 
 def test_a_full_cache_still_replays(
