@@ -238,6 +238,27 @@ def test_a_replica_grants_no_claim(start_redis: StartRedis, redis_kind: str) -> 
     store.close()
 
 
+def test_a_script_that_a_demoted_server_refuses_closes_its_connections(
+    start_redis: StartRedis, redis_kind: str
+) -> None:
+    """
+    Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old. Redis 6.2
+    says in the middle of a sentence that it is a replica.
+    """
+    server = start_redis(redis_kind)
+    with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
+        pool, line = client.connection_pool, PooledConnection(client)
+        idle, used = pool.get_connection(), pool.get_connection()
+        pool.release(idle)
+        pool.release(used)
+        operator.replicaof("127.0.0.1", "1")
+
+        with pytest.raises(redis.exceptions.ResponseError, match="read only replica"):
+            line("EVAL", "return redis.call('SET', KEYS[1], 'v')", "1", "k")
+
+        assert [connection.is_connected for connection in (idle, used)] == [False, False]
+
+
 def test_connections_to_a_replica_without_primary_are_closed(start_redis: StartRedis, redis_kind: str) -> None:
     """It answers MASTERDOWN to everything, and so it would for as long as it is asked."""
     server = start_redis(redis_kind, "--replica-serve-stale-data", "no")
