@@ -1,6 +1,6 @@
 """Every option once: its type, its limits, its default and the text that the reference shows.
 
-To add an option, add one attribute to `Settings` (or, if an endpoint may set it, to `PolicySchema` and `engine.policy.Policy`)
+To add an option, add one attribute to `Settings` (or, if an endpoint may set it, to `PolicyOptions` and `engine.policy.Policy`)
 and read it where you need it. `loading` and `docs/generate.py` find it here.
 """
 
