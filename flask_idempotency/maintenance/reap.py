@@ -120,8 +120,12 @@ class ResolverContext:
             journal, steps = self.steps(found)
         except CorruptRecord as error:
             return failed(error, str(error))
-        recorded_as = self.policy_of(found.record.info).recorded_as
-        unknown = UnknownOutcome(found.record, lambda name: self.downstream(found, name), steps, recorded_as)
+        unknown = UnknownOutcome(
+            found.record,
+            lambda name: self.downstream(found, name),
+            steps,
+            lambda name: self.policy_of(found.record.info).recorded_as(name),
+        )
         try:
             resolution = resolver(unknown)
         except Exception as error:  # noqa: BLE001 - an application's function may raise anything; the key's next turn comes
