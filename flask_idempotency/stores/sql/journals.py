@@ -224,7 +224,7 @@ class SqlJournals(SqlCompleting):
         return _journal(rows) if rows else EMPTY
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
-        if seen.record.state is not State.QUARANTINED or not journal.complete or not journal.entries:
+        if not journal.complete or not journal.entries:
             return False
         dialect = self._database.dialect
         parameters = {

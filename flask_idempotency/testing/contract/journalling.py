@@ -411,13 +411,14 @@ class JournalsContract(Contract):
     def test_what_was_seen_in_another_state_is_neither_resumed_nor_given_up(
         self, store: CapableStore, clock: FrozenClock
     ) -> None:
-        """The worker has ended the request since: token, deadline and journal alone do not show it."""
+        """Neither while the worker runs nor when it has ended since: token, deadline and journal alone do not show it."""
         key, grant = begun(store, a_step(), in_doubt=True)
         running, journal = seen(store, key), store.journals.read(key)
-        store.quarantine(key, grant.token, "steps-changed")
-        before = found(store, key), store.journals.read(key)
         writing = JournalWrite(0, withdraw=[a_step().id])
 
+        assert not store.journals.resume(running, journal, token=a_token(), writing=writing)
+        store.quarantine(key, grant.token, "steps-changed")
+        before = found(store, key), store.journals.read(key)
         assert not store.journals.resume(running, journal, token=a_token(), writing=writing)
         assert before == (found(store, key), store.journals.read(key))
         settled = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
