@@ -30,7 +30,7 @@ def test_a_missing_service_skips_on_a_laptop_and_fails_where_everything_must_run
     needs: tuple[Callable[[], object], object, str],
     variable: str | None,
 ) -> None:
-    """Nobody has to have every server to try a change. A skip in CI would be a test that nobody ever runs."""
+    """You can try a change without every server. In CI a skipped test would never run anywhere."""
     require, module, name = needs
     if module is not None:
         monkeypatch.setattr(module, name, NOWHERE if name == "PROGRAM" else lambda: None)

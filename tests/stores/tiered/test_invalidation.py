@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from flask_idempotency.engine.capabilities import DataKey, SeenRecord
+from flask_idempotency.engine.capabilities import DataKey, DataKeys, Recovery, Responses, SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Grant, InFlight, Record, SealedBy, StoredPayload, Unknown
@@ -18,7 +18,7 @@ from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.tiered import TieredStore
+from flask_idempotency.stores.tiered import CachedDataKeys, CachedRecovery, CachedResponses, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -35,6 +35,21 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.stores.tiered.test_faults import Broken, HeldUp
+
+
+@pytest.mark.parametrize(
+    ("cached", "protocol", "passed_on"),
+    (
+        (CachedRecovery, Recovery, "about_completed counts expired_leases next_for_resolver quarantine_expired scan"),
+        (CachedDataKeys, DataKeys, "add count delete disable read_keys sample wrapped_by_other"),
+        (CachedResponses, Responses, "count scan"),
+    ),
+)
+def test_each_method_tells_the_cache_or_is_known_not_to_affect_it(cached: type, protocol: type, passed_on: str) -> None:
+    """`__getattr__` passes on what these classes do not define. Does a new method change what the cache may replay?"""
+    methods = {name for name in vars(protocol) if not name.startswith("_")}
+
+    assert {*passed_on.split()} == methods - vars(cached).keys()
 
 
 class FullSystem(FaultyStore):
