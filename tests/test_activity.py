@@ -434,7 +434,7 @@ def test_a_child_that_was_forked_below_python_and_ends_adds_nothing_of_its_paren
 
     activity.count("pay", "conflict")
     monkeypatch.setattr(forks, "_callbacks", {0: (weakref.ref(activity), Activity._start_empty)})
-    monkeypatch.setattr(forks, "_pid", -1)
+    monkeypatch.setattr(forks, "pid", -1)
 
     assert activity.flush()
     assert {} == log.total

@@ -40,7 +40,7 @@ MAX_REASON: Final = 512
 _HEADER = 5
 _TOMBSTONE = 1
 _UNCOUNTED_BYTES = len("201 ") + MAX_REASON + len("\r\n\r\n")
-"""The bytes of an uncompressed response that `StoredResponse.byte_size` does not count."""
+"""The bytes of an uncompressed response that `byte_size_of` does not count."""
 _FIRST = tuple(bytes((VERSION << 4 | flags,)) for flags in range(16))
 """Byte 0 by its other four bits."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -50,6 +50,14 @@ _STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]{1,512}))?")
 
 _name_of = lru_cache(maxsize=256)(_NAME.fullmatch)
 """An application sends few names, and it chooses them itself."""
+
+
+def byte_size_of(result: StoredResponse) -> int:
+    """Return the bytes that a quota counts for this response, before any encoding."""
+    size = len(result.body)
+    for name, value in result.metadata:
+        size += len(name) + len(value) + 4
+    return size
 
 
 class EnvelopeCodec:
@@ -76,7 +84,7 @@ class EnvelopeCodec:
         """Do nothing: an envelope needs no key."""
 
     def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
-        return StoredPayload(self.wrap(result), result.status, result.status < 400, result.byte_size)
+        return StoredPayload(self.wrap(result), result.status, result.status < 400, byte_size_of(result))
 
     def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is not None:
@@ -149,7 +157,7 @@ class EnvelopeCodec:
             raise CorruptRecord("the envelope does not hold a response")
         pairs: list[tuple[str, str]] = _PAIR.findall(text, line.end())
         result = StoredResponse(int(line[1]), line[2] or "", tuple(pairs), body, kept=not first & _TOMBSTONE)
-        size = result.byte_size
+        size = byte_size_of(result)
         # `findall` skips what is no pair: then the pairs are shorter than the text.
         if size != len(text) - line.end() + len(body) or len(pairs) > MAX_PAIRS:
             raise CorruptRecord("the envelope holds a malformed header, or too many")

@@ -20,8 +20,8 @@ from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCH
 from kombu.utils.json import dumps
 
 from flask_idempotency.consumers.verdicts import Later, MissingMessageId, TaskBusy
-from flask_idempotency.engine.claim_requests import BrokerId, message_key
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import BrokerId, message_key
 from flask_idempotency.engine.values import fits
 
 AnyTask: TypeAlias = Any

@@ -20,7 +20,6 @@ from flask_idempotency.consumers.services import ConsumerServices, services_of_c
 from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed, Verdict
 from flask_idempotency.engine import ending
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.claim_requests import claim_requests, message_key
 from flask_idempotency.engine.ending import Running, decide, running, settle, vanished, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
@@ -34,7 +33,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import ReplayServed, StoreFailed
 from flask_idempotency.engine.fingerprint import fingerprint, raw_digest
-from flask_idempotency.engine.keys import LONGEST_NAME, MAX_CACHED, Scope, key_timestamp
+from flask_idempotency.engine.keys import LONGEST_NAME, MAX_CACHED, Scope, key_timestamp, message_key
 from flask_idempotency.engine.model import (
     LATEST,
     ClaimRequest,
@@ -229,12 +228,11 @@ class Inbox:
             fingerprint(identity, method=MESSAGE, path=path, query=b"", media_type="", body=body)
             for identity in services.identities
         ]
-        requests = claim_requests(
+        requests = self.policy.claim_requests(
             scope,
             message_key(message_id),
             services.identities,
             prints,
-            policy=self.policy,
             method=MESSAGE,
             operation=self.operation,
             hashed=settings.hash_identities,

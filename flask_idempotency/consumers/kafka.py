@@ -28,9 +28,8 @@ from flask_idempotency.consumers.deliveries import (
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
-from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.keys import encode
+from flask_idempotency.engine.keys import BrokerId, encode
 
 __all__ = ["consume"]
 

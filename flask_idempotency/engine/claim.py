@@ -492,7 +492,8 @@ class Claim:
             self._deps.observers(events.LeaseExpired(self.label, self.operation))
             raise
         finally:
-            self._deps.waiters.notify(self.contexts[0].key)
+            if (waiters := self._deps.waiters).waiting:
+                waiters.notify(self.key)
         self.stored = True
         if ending.sealed is not None:
             event = ending.sealed.completed(self.label, self.operation)
@@ -563,7 +564,8 @@ class Claim:
             raise
         finally:
             transaction.leave()
-            self._deps.waiters.notify(self.key)
+            if (waiters := self._deps.waiters).waiting:
+                waiters.notify(self.key)
         self.stored = True
         event = sealed.completed(self.label, self.operation)
         self.kept = event.kept

@@ -28,7 +28,8 @@ _before: _Callbacks = {}
 _numbers = itertools.count()
 _lock = threading.RLock()
 _running = False
-_pid = os.getpid()
+pid = os.getpid()
+"""The process in which the callbacks have run. What each request does compares it first, which saves the call of `notice`."""
 
 
 def after_fork(method: Callable[[], object]) -> None:
@@ -48,21 +49,21 @@ def _add(callbacks: _Callbacks, method: Callable[[], object]) -> None:
 
 def notice() -> None:
     """Run the callbacks if this process is a forked child in which they have not run yet."""
-    if os.getpid() != _pid:
+    if os.getpid() != pid:
         _run()
 
 
 def _run() -> None:
-    global _pid, _running
+    global pid, _running
     # Other threads wait here until the first one has run the callbacks.
     with _lock:
-        if _running or os.getpid() == _pid:
+        if _running or os.getpid() == pid:
             return
         _running = True
         try:
             _call_all(_callbacks)
         finally:
-            _pid, _running = os.getpid(), False
+            pid, _running = os.getpid(), False
 
 
 def _call_all(callbacks: _Callbacks) -> None:

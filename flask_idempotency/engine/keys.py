@@ -204,6 +204,28 @@ def one_key(values: Sequence[str], *, max_length: int = 255, key_format: str = "
     return key
 
 
+MESSAGE_MARK: Final = "\0"
+"""Precedes the id of a message in the name of its record. No key of an HTTP client has this character, so a message and a
+request never share a record, whatever their operations and callers are called."""
+
+BROKER_MARK: Final = "\1"
+"""Precedes a `BrokerId` instead."""
+
+
+class BrokerId(str):
+    """The id of a message without one of its sender: a position, or what else the broker knows of it.
+
+    It is a type and no spelling, because a sender may give its message any text as an id.
+    """
+
+    __slots__ = ()
+
+
+def message_key(message_id: str) -> str:
+    """Return what takes the place of the client's key in the name of this message's record."""
+    return (BROKER_MARK if isinstance(message_id, BrokerId) else MESSAGE_MARK) + message_id
+
+
 def encode(*parts: bytes) -> bytes:
     """Join these parts into bytes that no other parts give: its length precedes each part."""
     # A loop takes half as long here as `map` and `zip` do, and most parts are short.
@@ -281,7 +303,7 @@ class Identity:
 
     def label(self, key: StorageKey) -> str:
         """Return the label of a key that was read from a store."""
-        return key.label or self._label(key.rid)
+        return key.label or self._log(key.rid)[:4].hex()
 
     def tenant_ids(self, namespace: str, tenant: str | None) -> tuple[bytes, ...]:
         """Return the `tid` of each shard of this tenant, always in the same order."""
@@ -300,9 +322,6 @@ class Identity:
         """Derive a key for a call that the view makes: the same in all attempts, another for each name and encoded item."""
         parts = (item,) if item else ()
         return keyed_name(self._downstream(encode(key.rid, name.encode(), *parts)))
-
-    def _label(self, rid: bytes) -> str:
-        return self._log(rid)[:4].hex()
 
     def _tid(self, namespace: str, tenant: str | None, part: int) -> bytes:
         # The number of shards is left out: on a host with a wrong number, a record that is found still replays.

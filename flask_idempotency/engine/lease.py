@@ -6,6 +6,7 @@ The functions at the end say how long a vanished worker may still run.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
+from flask_idempotency.engine import forks
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.engine.model import Record, State
 from flask_idempotency.engine.policy import Policy
 
@@ -53,7 +54,7 @@ class LeaseRenewer:
         self._monotonic = monotonic
         self._threaded = threaded
         self._start_empty()
-        after_fork(self._start_empty)
+        forks.after_fork(self._start_empty)
 
     def _start_empty(self) -> None:
         self._due: dict[Renewable, float] = {}
@@ -68,7 +69,8 @@ class LeaseRenewer:
 
     def add(self, renewable: Renewable, *, after: float, droppable: bool = False) -> None:
         """Run this `after` seconds from now, and then as often as it returns. `droppable`: only if there is room."""
-        notice()
+        if os.getpid() != forks.pid:
+            forks.notice()
         with self._lock:
             if droppable:
                 if len(self._droppable) >= DROPPABLE_LIMIT:

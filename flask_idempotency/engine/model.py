@@ -424,14 +424,6 @@ class StoredResponse:
     kept: bool = True
     """False: a tombstone. The request completed without keeping the body, and must never run again."""
 
-    @property
-    def byte_size(self) -> int:
-        """The bytes that a quota counts for this response, before any encoding."""
-        size = len(self.body)
-        for name, value in self.metadata:
-            size += len(name) + len(value) + 4
-        return size
-
     def without_body(self) -> StoredResponse:
         """Return the tombstone of this response: status and metadata, without the body."""
         return StoredResponse(self.status, self.reason, self.metadata, kept=False)

@@ -5,16 +5,17 @@ Layers merge app → blueprint → nested blueprint → view. The innermost that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import LARGEST_KEPT, OnExpiry
+from flask_idempotency.engine.model import LARGEST_KEPT, ClaimRequest, OnExpiry, RequestInfo
 from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.keys import Identity, Scope
     from flask_idempotency.engine.step_rules import Step
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional", "steps"]
@@ -146,14 +147,6 @@ class Policy:
         return self.effects == "marked" or (self.effects == "steps" and all(step.intent for step in self.steps))
 
     @property
-    def _may_release_effects(self) -> bool:
-        """Whether a request that had an effect may leave no record, because it may run again."""
-        if self.effects == "plain":
-            unsure = {status for status in self.release_statuses if status >= 500} - RELEASED_BY_DEFAULT
-            return self.on_error == "release" or self.on_abandoned == "takeover" or bool(unsure)
-        return self.effects == "deduplicated" or (self.effects == "steps" and not all(s.intent for s in self.steps))
-
-    @property
     def has_plain_step(self) -> bool:
         """Whether a worker that vanishes may leave a step in doubt."""
         return any(step.effects == "plain" for step in self.steps)
@@ -168,6 +161,43 @@ class Policy:
                 return OnExpiry.QUARANTINE
             case None:
                 return OnExpiry.QUARANTINE if self.effects == "plain" else OnExpiry.TAKEOVER
+
+    def claim_requests(
+        self,
+        scope: Scope,
+        client_key: str,
+        identities: Sequence[Identity],
+        prints: Sequence[bytes],
+        *,
+        method: str,
+        operation: str,
+        hashed: bool,
+        timestamp: float | None,
+        in_quota: bool = True,
+        former_prints: Sequence[bytes] = (),
+        trace: str = "",
+    ) -> list[ClaimRequest]:
+        """Return one request to claim the key for each identity, the newest first, with the fingerprint under that identity.
+
+        `former_prints` are the fingerprints that an earlier release would have computed, if they differ.
+        `hashed`: the records name the tenant and the principal by a keyed hash under the newest secret.
+        """
+        shown = identities[0].pseudonym if hashed else str
+        tenant = "" if scope.tenant is None else shown(scope.tenant)
+        principal = "" if scope.principal is None else shown(scope.principal)
+        info = RequestInfo(tenant, principal, method, operation, trace)
+        on_expiry, waited_for = self.on_expiry, self.in_flight == "wait"
+        requests = []
+        for identity, fingerprint, former in zip(
+            identities, prints, former_prints or (None,) * len(prints), strict=True
+        ):
+            key = identity.storage_key(scope, client_key)
+            requests.append(
+                ClaimRequest(
+                    key, fingerprint, on_expiry, info, waited_for, timestamp, in_quota, former_fingerprint=former
+                )
+            )
+        return requests
 
     def decision(
         self, *, response: Any, status: int, error: BaseException | None, past_point: bool, overruled: bool = False
@@ -228,10 +258,19 @@ class Policy:
         the store remembers steps. `observations`: whether it remembers the keys of observed requests. `voids`: whether it
         can void keys. `remembers`: whether it can refuse a key after its response has expired.
         """
-        steps, transactional = self.effects == "steps", self.effects == "transactional"
+        steps, transactional, finish = (
+            self.effects == "steps",
+            self.effects == "transactional",
+            self.finish == "janitor",
+        )
         # To the provider of a webhook, a redirect is a failure that it repeats. To any other client it may be a success.
         success = 400 if self.principal is None else 300
         both = self.keep_statuses & self.release_statuses
+        # Whether a request that had an effect may leave no record, because it may run again.
+        runs_again = self.effects == "deduplicated" or (steps and not all(step.intent for step in self.steps))
+        if self.effects == "plain":
+            unsure = {status for status in self.release_statuses if status >= 500} - RELEASED_BY_DEFAULT
+            runs_again = self.on_error == "release" or self.on_abandoned == "takeover" or bool(unsure)
         rules = (
             (
                 self.mode != "enforce" and not observations,
@@ -254,14 +293,32 @@ class Policy:
                 'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
                 "memory store of this package, or another `effects`.",
             ),
-            *(self._finish_rules() if self.finish == "janitor" else ()),
+            (
+                finish and not steps,
+                'finish="janitor" needs effects="steps": without recorded steps, the janitor cannot tell where a request '
+                "stopped. List its steps in steps=, or leave finish= out.",
+            ),
+            (
+                finish and (self.principal is not None or self.key is not None),
+                'finish="janitor" is not for webhooks: their provider sends each delivery again. Leave finish= out.',
+            ),
+            (
+                finish and self.form_field is not None,
+                'finish="janitor" and form_field exclude each other: the form carries the client\'s key, and the janitor keeps '
+                "the form. Let the client send the key in a header, and write form_field=None.",
+            ),
+            (
+                finish and (self.max_request_body or 0) > LARGEST_KEPT,
+                f'finish="janitor" keeps the body of the request, and a store keeps at most {LARGEST_KEPT} bytes of it. Set '
+                "max_request_body to that or less, or leave it out.",
+            ),
             (
                 self.void and self.on_store_down == "allow",
                 'void=True and on_store_down="allow" exclude each other: without a store, a request runs under a voided key. '
                 "Leave one of them out.",
             ),
             (
-                self.void and self._may_release_effects,
+                self.void and runs_again,
                 f'void=True and effects="{self.effects}" exclude each other where a request that failed may release its key '
                 "although it had an effect: it would be called voided. Use steps, marked or transactional effects, or leave "
                 "`void` out.",
@@ -331,29 +388,6 @@ class Policy:
         from flask_idempotency.engine.step_rules import step_faults  # for the endpoints that have steps
 
         return [*step_faults(self.steps, self.dropped_steps, joint=joint), *found]
-
-    def _finish_rules(self) -> tuple[tuple[bool, str], ...]:
-        return (
-            (
-                self.effects != "steps",
-                'finish="janitor" needs effects="steps": without recorded steps, the janitor cannot tell where a request '
-                "stopped. List its steps in steps=, or leave finish= out.",
-            ),
-            (
-                self.principal is not None or self.key is not None,
-                'finish="janitor" is not for webhooks: their provider sends each delivery again. Leave finish= out.',
-            ),
-            (
-                self.form_field is not None,
-                'finish="janitor" and form_field exclude each other: the form carries the client\'s key, and the janitor keeps '
-                "the form. Let the client send the key in a header, and write form_field=None.",
-            ),
-            (
-                (self.max_request_body or 0) > LARGEST_KEPT,
-                f'finish="janitor" keeps the body of the request, and a store keeps at most {LARGEST_KEPT} bytes of it. Set '
-                "max_request_body to that or less, or leave it out.",
-            ),
-        )
 
 
 def _some(statuses: frozenset[int]) -> str:

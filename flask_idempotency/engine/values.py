@@ -85,28 +85,26 @@ else:
             self._cls = cls
 
         def __get__(self, instance: object, owner: type | None = None) -> Any:
-            self._cls.__init__ = made = _init_of(self._cls)
+            cls = self._cls
+            given: dict[str, Any] = {"_missing": MISSING}
+            parameters, lines, every = ["self"], [], fields(cls)
+            # A class has only fields of one kind.
+            parameters += ["*"] if every and every[0].kw_only else []
+            for each in every:
+                name, value = each.name, each.name
+                if each.default is not MISSING:
+                    given[f"_default_{name}"] = each.default
+                    name += f"=_default_{each.name}"
+                elif each.default_factory is not MISSING:
+                    given[f"_made_{name}"] = each.default_factory
+                    name, value = f"{name}=_missing", f"_made_{name}() if {name} is _missing else {name}"
+                parameters.append(name)
+                lines.append(f" self.{each.name}={value}")
+            lines.append(" self.__post_init__()" if hasattr(cls, "__post_init__") else "")
+            # As `dataclass` does: the names are those of the fields of a class of this package.
+            exec(f"def __init__({','.join(parameters)}):\n" + ("\n".join(lines).strip("\n") or " pass"), given)  # noqa: S102
+            made = given["__init__"]
+            made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+            made.__annotations__ = {each.name: each.type for each in every} | {"return": None}
+            cls.__init__ = made
             return made.__get__(instance, owner)
-
-    def _init_of(cls: type) -> Any:
-        given: dict[str, Any] = {"_missing": MISSING}
-        parameters, lines, every = ["self"], [], fields(cls)
-        # A class has only fields of one kind.
-        parameters += ["*"] if every and every[0].kw_only else []
-        for each in every:
-            name, value = each.name, each.name
-            if each.default is not MISSING:
-                given[f"_default_{name}"] = each.default
-                name += f"=_default_{each.name}"
-            elif each.default_factory is not MISSING:
-                given[f"_made_{name}"] = each.default_factory
-                name, value = f"{name}=_missing", f"_made_{name}() if {name} is _missing else {name}"
-            parameters.append(name)
-            lines.append(f" self.{each.name}={value}")
-        lines.append(" self.__post_init__()" if hasattr(cls, "__post_init__") else "")
-        # As `dataclass` does: the names are those of the fields of a class of this package.
-        exec(f"def __init__({','.join(parameters)}):\n" + ("\n".join(lines).strip("\n") or " pass"), given)  # noqa: S102
-        made = given["__init__"]
-        made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-        made.__annotations__ = {each.name: each.type for each in every} | {"return": None}
-        return made

@@ -44,7 +44,8 @@ class Waiters:
         """Start without waiters, also in a forked child, which has none of its parent's threads."""
         self._free = self._slots
         self._lock = threading.Lock()
-        self._waiting: dict[StorageKey, list[threading.Event]] = {}
+        self.waiting: dict[StorageKey, list[threading.Event]] = {}
+        """Who waits for each key. Most claims end with nothing in it, and then need not call `notify`."""
         self._status: set[threading.Event] = set()
 
     @contextmanager
@@ -57,14 +58,14 @@ class Waiters:
         """
         event = threading.Event()
         with self._lock:
-            waiting = self._waiting.get(key, [])
+            waiting = self.waiting.get(key, [])
             free = self._free > 0 and len(waiting) < SLOTS_PER_KEY
             if status and free:
                 asking = self._status.intersection(waiting)
                 free = len(self._status) < self._slots // 2 and len(asking) < SLOTS_PER_KEY // 2
             if free:
                 self._free -= 1
-                self._waiting[key] = [*waiting, event]
+                self.waiting[key] = [*waiting, event]
                 if status:
                     self._status.add(event)
         if not free:
@@ -77,14 +78,12 @@ class Waiters:
             with self._lock:
                 self._free += 1
                 self._status.discard(event)
-                self._waiting[key].remove(event)
-                if not self._waiting[key]:
-                    del self._waiting[key]
+                self.waiting[key].remove(event)
+                if not self.waiting[key]:
+                    del self.waiting[key]
 
     def notify(self, key: StorageKey) -> None:
         """Wake the requests that wait for this key: its claim has ended."""
-        if not self._waiting:
-            return
         with self._lock:
-            for event in self._waiting.get(key, ()):
+            for event in self.waiting.get(key, ()):
                 event.set()

@@ -10,7 +10,6 @@ from weakref import WeakSet
 
 from flask import Flask, Request
 
-from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import Identity, Scope, key_timestamp
 from flask_idempotency.engine.model import VOIDED, Callers, ClaimRequest, Record
@@ -207,12 +206,11 @@ def named_requests(
 
     `before` returns the tenant and the principal that the caller had then.
     """
-    requests = claim_requests(
+    requests = policy.claim_requests(
         scope,
         client_key,
         identities,
         [VOIDED] * len(identities),
-        policy=policy,
         method=method,
         operation=operation,
         hashed=settings.hash_identities,

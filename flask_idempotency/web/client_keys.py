@@ -13,9 +13,8 @@ from typing import Final
 from flask import current_app
 
 from flask_idempotency.assembly import identities
-from flask_idempotency.engine.claim_requests import BrokerId, message_key
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.keys import Scope, parse_key
+from flask_idempotency.engine.keys import BrokerId, Scope, message_key, parse_key
 from flask_idempotency.engine.model import RequestInfo
 from flask_idempotency.operations import records
 from flask_idempotency.operations.records import Case, Refused

@@ -13,6 +13,7 @@ teardown function stops the rest.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -24,10 +25,10 @@ from flask import Flask, Request, appcontext_pushed, got_request_exception, requ
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine import forks
 from flask_idempotency.engine.activity import REPLAYED_TIME
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.outages import LogLimit
 from flask_idempotency.engine.policy import Decision, Policy
@@ -60,7 +61,7 @@ _log = logging.getLogger("flask_idempotency")
 
 def _entered(sender: Flask, **_: Any) -> None:
     """Notice a fork that bypassed Python's fork hooks: see `engine.forks`."""
-    notice()
+    forks.notice()
 
 
 def _finished(sender: Flask, response: Response, **_: Any) -> None:
@@ -70,7 +71,7 @@ def _finished(sender: Flask, response: Response, **_: Any) -> None:
     state = None if here is None else getattr(here.request, hooks._key, None)
     if hooks._guard.abandoned_streams:
         # In any request: those with a key may be rare. One only: each may wait for the store.
-        notice()
+        forks.notice()
         hooks._guard.settle_abandoned(most=1)
     if state is not None:
         hooks.finish(state, response)
@@ -185,7 +186,8 @@ class Hooks:
             fault = " ".join(resolved.faults)
         elif not keyed and not joint and not (resolved.observed and self._enabled):
             return
-        notice()
+        if os.getpid() != forks.pid:
+            forks.notice()
         scope = here.blueprints[0] if here.blueprints else None
         state = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
         if not fault and keyed and self._fault is not None and not resolved.observed:

@@ -20,7 +20,6 @@ from werkzeug.formparser import FormDataParser, MultiPartParser
 from werkzeug.http import parse_list_header, parse_options_header
 
 from flask_idempotency.codec import canonical
-from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.fingerprint import (
     MAX_CANONICAL_BYTES,
@@ -417,13 +416,12 @@ class RequestReader:
             by_host=self.app.url_map.host_matching or self.app.subdomain_matching,
             csrf_field=self.app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
         )
-        requests = claim_requests(
+        requests = policy.claim_requests(
             scope,
             state.client_key,
             self.identities,
             prints,
             former_prints=former_prints,
-            policy=policy,
             method=request.method,
             operation=state.operation,
             hashed=settings.hash_identities,

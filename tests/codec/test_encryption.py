@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
-from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec, byte_size_of
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.claim import SealedResponse
@@ -203,7 +203,7 @@ def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
     info = encode(b"flask_idempotency/record-key/1", KEY.rid, b"17", BINDING.token)
     bound = encode(
         *(b"flask_idempotency/answer/2", b"\x21", shelf.read_keys(TENANT).store, TENANT, KEY.rid, b"17", BINDING.token),
-        *(b"completed", BINDING.fingerprint, b"new", b"1", b"201", b"\1", str(RESULT.byte_size).encode()),
+        *(b"completed", BINDING.fingerprint, b"new", b"1", b"201", b"\1", str(byte_size_of(RESULT)).encode()),
     )
     key = hmac.digest(data_key.key, info + b"\1", "sha256")
 

@@ -9,8 +9,8 @@ import pytest
 
 from flask_idempotency import current_claim
 from flask_idempotency.consumers import Dead, Inbox, Processed
-from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import BrokerId
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.stores.memory import MemoryStore

@@ -18,8 +18,8 @@ import pytest
 from kafka.errors import CommitFailedError  # type: ignore[import-untyped]
 
 from flask_idempotency.consumers import Dead, Later, Processed, kafka
-from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import BrokerId
 from tests.consumers.doubles import PATIENCE, Effects, Hasty, at_work, in_background, memory_inbox
 from tests.lab.kafka import KafkaCluster
 

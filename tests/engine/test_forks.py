@@ -84,7 +84,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         # Callbacks of the copy would run in each later fork of this process.
         patched.delattr(os, "register_at_fork")
         spec.loader.exec_module(copy)
-    monkeypatch.setattr(copy, "_pid", os.getpid() + 1)
+    monkeypatch.setattr(copy, "pid", os.getpid() + 1)
     return copy
 
 

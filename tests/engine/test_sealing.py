@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec, byte_size_of
 from flask_idempotency.engine.claim import Claim, SealedResponse
 from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
@@ -213,7 +213,7 @@ def test_during_a_rotation_of_secrets_only_what_is_new_under_the_newest_counts(h
     for _ in range(3):
         assert isinstance(house.engine.claim(new, house.policy, former=[old], quota=quota), Replay)
 
-    assert (Usage(1, PAID.byte_size, 0, 1), Usage()) == (ledger.usage(new.key.tid), ledger.usage(old.key.tid))
+    assert (Usage(1, byte_size_of(PAID), 0, 1), Usage()) == (ledger.usage(new.key.tid), ledger.usage(old.key.tid))
     other = house.request("another"), house.request("another", identity=1)
     refused = house.engine.claim(other[0], house.policy, former=[other[1]], quota=quota)
     assert isinstance(refused, OverQuota)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.compression import Zlib
-from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec, byte_size_of
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import (
@@ -219,7 +219,7 @@ def test_a_stored_response_takes_little_memory(store: RedisStore, redis_client: 
     key, token = a_key(), a_token()
     about = RequestInfo(tenant="acme", principal="alice", method="POST", operation="payments.create")
     granted(store.claim(a_request(key, about=about), token=token, lease=LEASE))
-    store.complete(key, token, StoredPayload(data, result.status, True, result.byte_size), keep=KEEP)
+    store.complete(key, token, StoredPayload(data, result.status, True, byte_size_of(result)), keep=KEEP)
 
     usage = redis_client.memory_usage(layout.keys(key)[0])
 
