@@ -16,7 +16,7 @@ import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from flask_idempotency.codec.keyring import KID, not_in_ring
@@ -51,8 +51,17 @@ class _NotWrappedHere(Exception):
     """The key of the service did not wrap this, or not in this context."""
 
 
+Verb: TypeAlias = Literal["encrypt", "decrypt"]
+
+_NAMES: Final[Mapping[Verb, tuple[str, str]]] = {
+    "encrypt": ("plaintext", "ciphertext"),
+    "decrypt": ("ciphertext", "plaintext"),
+}
+"""What a call sends, and what the reply has, in JSON."""
+
+
 class KeyService:
-    """A `KeyProvider` with one key of a service. Subclasses send the two calls.
+    """A `KeyProvider` with one key of a service. Subclasses send the calls.
 
     Raises `KeyProviderUnavailable` if the service does not respond and no remembered key serves, or if it refuses: a refusal
     counts immediately, and the key that it concerns is forgotten.
@@ -91,11 +100,11 @@ class KeyService:
     def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
         if kid != self._kid:
             raise CorruptRecord(not_in_ring(kid))
-        wrapped = self._ask(lambda: self._encrypt(key, context))
+        wrapped = self._ask(lambda: self._call("encrypt", key, context))
         if not self._binds:
             # An old Vault ignores what it does not know.
             try:
-                self._ask(lambda: self._decrypt(wrapped, context + b"\0"))
+                self._ask(lambda: self._call("decrypt", wrapped, context + b"\0"))
             except _NotWrappedHere:
                 self._binds = True
             else:
@@ -121,7 +130,7 @@ class KeyService:
             # Other threads use the key that is known, and do not ask beside this one.
             self._asked_again_at = now + PAUSE_SECONDS
         try:
-            key = self._decrypt(wrapped, context)
+            key = self._call("decrypt", wrapped, context)
         except _Away as error:
             if usable is not None:
                 return usable
@@ -159,10 +168,8 @@ class KeyService:
             f"{self.service} refused ({error})", remedy=f"{self.permission} Make sure that the key is enabled."
         )
 
-    def _encrypt(self, key: bytes, context: bytes) -> bytes:
-        raise NotImplementedError
-
-    def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
+    def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
+        """Let the service encrypt or decrypt this in this context. Raises `_Away`, `_Refused` and `_NotWrappedHere`."""
         raise NotImplementedError
 
 
@@ -210,21 +217,14 @@ class AwsKms(KeyService):
         )
         self._make: Callable[[], Any] = lambda: boto3.client("kms", region_name=found[1], config=timeouts)
 
-    def _encrypt(self, key: bytes, context: bytes) -> bytes:
-        return self._call(
-            "encrypt", "CiphertextBlob", Plaintext=key, EncryptionContext={"flask-idempotency": _text(context)}
-        )
-
-    def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
-        return self._call(
-            "decrypt", "Plaintext", CiphertextBlob=wrapped, EncryptionContext={"flask-idempotency": _text(context)}
-        )
-
-    def _call(self, method: str, wanted: str, **arguments: Any) -> bytes:
+    def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
+        sent, wanted = ("Plaintext", "CiphertextBlob") if verb == "encrypt" else ("CiphertextBlob", "Plaintext")
+        within = {"flask-idempotency": _text(context)}
         try:
             if self._client is None:
                 self._client = self._make()
-            reply: Mapping[str, Any] = getattr(self._client, method)(KeyId=self._arn, **arguments)
+            call = getattr(self._client, verb)
+            reply: Mapping[str, Any] = call(KeyId=self._arn, EncryptionContext=within, **{sent: data})
             return bytes(reply[wanted])
         except self._errors.ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
@@ -265,17 +265,12 @@ class VaultTransit(KeyService):
         super().__init__(key, monotonic=monotonic)
         self._base = f"{parts.scheme}://{parts.netloc}/v1/{quote(mount)}"
 
-    def _encrypt(self, key: bytes, context: bytes) -> bytes:
-        return self._call("encrypt", "ciphertext", plaintext=_text(key), associated_data=_text(context)).encode()
-
-    def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
+    def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
+        sent, wanted = _NAMES[verb]
         try:
-            ciphertext = wrapped.decode("ascii")
+            text = _text(data) if verb == "encrypt" else data.decode("ascii")
         except UnicodeDecodeError:
             raise _NotWrappedHere("no ciphertext of Vault") from None
-        return _bytes(self._call("decrypt", "plaintext", ciphertext=ciphertext, associated_data=_text(context)))
-
-    def _call(self, verb: str, wanted: str, **arguments: str) -> str:
         headers = {"Content-Type": "application/json", "X-Vault-Request": "true"}
         if namespace := os.environ.get("VAULT_NAMESPACE"):
             headers["X-Vault-Namespace"] = namespace
@@ -286,8 +281,9 @@ class VaultTransit(KeyService):
                     token = opened.read(4096).strip()
             if token:
                 headers["X-Vault-Token"] = token
+            body = json.dumps({sent: text, "associated_data": _text(context)}).encode()
             request = urllib.request.Request(  # noqa: S310 - `__init__` has checked the scheme
-                f"{self._base}/{verb}/{self._kid}", json.dumps(arguments).encode(), headers, method="POST"
+                f"{self._base}/{verb}/{self._kid}", body, headers, method="POST"
             )
             with _opener().open(request, timeout=TIMEOUT_SECONDS) as response:
                 reply = json.loads(response.read(_LARGEST_REPLY))
@@ -299,7 +295,8 @@ class VaultTransit(KeyService):
             raise (_Refused if 400 <= error.code < 500 and error.code != 429 else _Away)(f"HTTP {error.code}") from None
         except (OSError, ValueError) as error:
             raise _Away(type(error).__name__) from None
-        return _text_in(reply, "data", wanted)
+        found = _text_in(reply, "data", wanted)
+        return found.encode() if verb == "encrypt" else _bytes(found)
 
 
 def _opener() -> urllib.request.OpenerDirector:
@@ -359,17 +356,9 @@ class GoogleKms(KeyService):
                     "gcp-kms: needs google-auth, which is not installed: pip install 'flask-idempotency[gcp]'."
                 ) from None
 
-    def _encrypt(self, key: bytes, context: bytes) -> bytes:
-        return _bytes(
-            self._call("encrypt", "ciphertext", plaintext=_text(key), additionalAuthenticatedData=_text(context))
-        )
-
-    def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
-        return _bytes(
-            self._call("decrypt", "plaintext", ciphertext=_text(wrapped), additionalAuthenticatedData=_text(context))
-        )
-
-    def _call(self, verb: str, wanted: str, **arguments: str) -> str:
+    def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
+        sent, wanted = _NAMES[verb]
+        arguments = {sent: _text(data), "additionalAuthenticatedData": _text(context)}
         try:
             if self._client is None:
                 import google.auth  # only with the extra `gcp`
@@ -382,7 +371,7 @@ class GoogleKms(KeyService):
         except Exception as error:  # noqa: BLE001 - google-auth and requests have no common class, and neither tells of a key
             raise _Away(type(error).__name__) from None
         if status == 200:
-            return _text_in(reply, wanted)
+            return _bytes(_text_in(reply, wanted))
         said = reply.get("error", {}).get("status") if isinstance(reply, dict) else None
         if verb == "decrypt" and said == "INVALID_ARGUMENT":
             # A disabled version of the key is FAILED_PRECONDITION, with the same 400.

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never, final
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never, final
 
-from flask_idempotency.engine import errors, events
+from flask_idempotency.engine import errors, events, waiting
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
     CORRUPT,
     ERASED,
     VOIDED,
-    Callers,
     ClaimRequest,
     Erased,
     Expired,
     Grant,
     InFlight,
     Mismatched,
-    OnExpiry,
     OtherCaller,
     OverQuota,
     Record,
     SealContext,
-    SeenRecord,
     State,
     StoredResponse,
     Unknown,
@@ -39,12 +34,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
-    from flask_idempotency.engine.capabilities import Void
     from flask_idempotency.engine.store import Transactions
-
-FIRST_POLL_SECONDS: Final = 0.02
-LAST_POLL_SECONDS: Final = 0.5
-"""A waiter looks after 20 ms, then ever more rarely: an early herd of pollers costs more than a late response."""
 
 _MAYBE_GRANTED: Final = Grant(token=b"", fence=0, attempt=0, lease=0.0)
 """The placeholder for a grant by a store that did not answer. It may have granted the key."""
@@ -57,26 +47,6 @@ class Replay:
     record: Record
     response: StoredResponse
     key: StorageKey
-
-
-@valueclass(frozen=True, slots=True)
-class KeyStatus:
-    """What a claim of a key would find: no record (`absent`), or this one.
-
-    `of-other`: another caller's, so that a claim is `Mismatched`.
-    `expired`: the request completed, and only that is remembered, so that a claim is `Expired`.
-    `paused`: the lease has expired, and a claim takes over. `outcome-unknown`: it is quarantined, or the next claim or the
-    janitor quarantines it. `voided`: no request runs under it.
-    """
-
-    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "expired", "voided", "of-other"]
-    key: StorageKey | None = None
-    """The key of the record: while secrets rotate, it may be an older one."""
-    record: Record | None = None
-    waited: bool = False
-    """Whether this call had a slot to wait in."""
-    shown: bool = True
-    """Whether the record shows the caller: see `Callers`."""
 
 
 Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Expired | Voided
@@ -156,201 +126,10 @@ class Engine:
         """Read this key's record, to show it to an operator. Raises `CorruptRecord` for an unreadable one."""
         return self._deps.store.read(key)
 
-    def status(
-        self,
-        keys: Sequence[StorageKey],
-        *,
-        callers: Sequence[Callers | None] = (),
-        key_timestamp: float | None = None,
-        wait: float = 0.0,
-    ) -> KeyStatus:
-        """Return what a claim of this key would find, under every secret in use, the newest first. Never writes.
-
-        While the key is in flight, wait for up to this many seconds, if a slot is free that requests do not need.
-        `callers` and `key_timestamp` are those of `ClaimRequest`, one for each key. It does not wait for a record that does
-        not show its caller: how long that takes must not tell what another one does.
-
-        Raises `StoreUnavailable`, and `CorruptRecord` for an unreadable record. Raises `StoreDataLoss` wherever a claim would:
-        a store that forgot the key must not call it absent.
-        """
-        asked = list(zip(keys, callers or (None,) * len(keys), strict=True))
-        found = self._status(asked, key_timestamp)
-        if found.state != "in-flight" or not found.shown or wait <= 0:
-            return found
-        began, poll = self._deps.monotonic(), FIRST_POLL_SECONDS
-        failed: errors.StoreUnavailable | None = None
-        with self._deps.waiters.slot(*keys, status=True) as ended:
-            if ended is None:
-                return found
-            while (left := began + wait - self._deps.monotonic()) > 0:
-                ended.wait(min(poll, left))
-                ended.clear()
-                poll = _next_poll(poll)
-                try:
-                    found, failed = self._status(asked, key_timestamp), None
-                except errors.StoreUnavailable as error:
-                    # The view runs elsewhere, and the store may be back before the time is up.
-                    failed = error
-                    continue
-                if found.state != "in-flight":
-                    break
-        if failed is not None:
-            raise failed
-        return replace(found, waited=True)
-
-    def void(
-        self,
-        requests: Sequence[ClaimRequest],
-        policy: Policy,
-        *,
-        quota: Quota | None = None,
-        wait: float = 0.0,
-        actor: str = "client",
-        reason: str = "",
-    ) -> KeyStatus | OverQuota:
-        """Void a key that no request has used, so that none ever runs under it. Return its status then: `voided`.
-
-        `requests` are as `claim` takes them, the newest first; their fingerprints do not count. What a request did, or may
-        still do, is never voided: then the status says how the key stands, and nothing was changed. A request whose worker
-        vanished counts as one that did nothing if the policy and the store prove that: see `Policy.shows_effects`. `wait` is
-        that of `status`; `actor` and `reason` are for the event.
-
-        Raises what `status` raises, and `ConfigurationError` if the store cannot void keys.
-        """
-        deps, newest = self._deps, requests[0]
-        if deps.void is None:
-            raise errors.ConfigurationError("void=True needs a store that can void keys, and this one has no `void`.")
-        asked = [(request.key, request.callers) for request in requests]
-        found = self.status(
-            [key for key, _ in asked],
-            callers=[callers for _, callers in asked],
-            key_timestamp=newest.key_timestamp,
-            wait=wait,
-        )
-        if found.state == "voided":
-            return found
-        if quota is not None:
-            # A voided key is nothing in flight, and what is in flight may be why its client gives up.
-            quota = replace(quota, in_flight=None)
-        # Other requests may use the key, or give it up, between two of these calls.
-        for _ in range(3 * len(requests)):
-            if found.state == "paused":
-                if not self._give_up(found, newest, policy):
-                    return found
-                quota = None  # the record that was freed counted
-            elif found.state not in ("absent", "voided"):
-                return found
-            hindrance = self._void_once(deps.void, requests, policy, quota)
-            if isinstance(hindrance, OverQuota):
-                return hindrance
-            if hindrance is None:
-                deps.observers(events.KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
-                return self._status(asked, newest.key_timestamp)
-            found = hindrance
-        raise errors.StoreUnavailable("other requests kept using this key while it was voided")
-
-    def _void_once(
-        self, void: Void, requests: Sequence[ClaimRequest], policy: Policy, quota: Quota | None
-    ) -> KeyStatus | OverQuota | None:
-        """Void the key under every secret in use, in the order in which a claim visits them. None: it is voided.
-
-        A host that knows only one of the secrets may use the key under that one in between. Then nothing of this stays.
-        """
-        token = new_token(requests[-1].key.mark, several=len(requests) > 1)
-        voided: list[StorageKey] = []
-        try:
-            for request in reversed(requests):
-                asked = replace(request, fingerprint=VOIDED, former_fingerprint=None, notify_on_completion=False)
-                outcome = void(asked, token=token, keep=policy.lifetime, quota=quota if request.in_quota else None)
-                former = request.callers is not None and request.callers.former
-                if isinstance(outcome, Voided):
-                    voided.append(request.key)
-                elif not (former and isinstance(outcome, OtherCaller)):
-                    self._undo_voids(voided, token)
-                    if isinstance(outcome, OverQuota):
-                        return outcome
-                    return self._status_under(request.key, request.callers, request.key_timestamp)
-        except Exception:
-            with suppress(errors.StoreUnavailable, errors.CorruptRecord):
-                self._undo_voids(voided, token)
-            raise
-        return None
-
-    def _undo_voids(self, keys: Sequence[StorageKey], token: bytes) -> None:
-        """Free what this token has voided: the key is not voided under all its names."""
-        recovery = self._deps.recovery
-        for key in keys:
-            record = self._deps.store.read(key)
-            if recovery is not None and record is not None and record.token == token:
-                recovery.force_release(SeenRecord(key, record))
-
-    def _give_up(self, found: KeyStatus, request: ClaimRequest, policy: Policy) -> bool:
-        """Free the key of a request whose worker vanished, if it cannot have had an effect, and will not have one.
-
-        Its worker may be slow, and not gone. It learns that it lost its claim before its next effect.
-        """
-        deps, key, record = self._deps, found.key, found.record
-        if deps.recovery is None or key is None or record is None or not policy.shows_effects:
-            return False
-        if (record.info.method, record.info.operation) != (request.info.method, request.info.operation):
-            return False  # another policy says what its effects are
-        if deps.journals is not None and any(entry.has_effect for entry in deps.journals.read(key).entries):
-            return False
-        # If the record has changed since, it is not freed: a step that begins renews the lease, and the point of no return
-        # changes its rule.
-        return deps.recovery.force_release(SeenRecord(key, record))
-
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
         """Quarantine the record of a response that an entry point found impossible to send, and publish that."""
         self._deps.observers(events.RecordCorrupt(label, replay.record.info.operation))
         self._mark_corrupt(replay.key, replay.record)
-
-    def _status(self, keys: Sequence[tuple[StorageKey, Callers | None]], key_timestamp: float | None) -> KeyStatus:
-        """Read the key once, in the order in which a claim visits the secrets. The first that refuses a claim decides.
-
-        It is voided if it is so under each of them: a host that knows one of the others would run the request.
-        """
-        status, voided, absent = KeyStatus("absent"), None, False
-        for key, callers in reversed(keys):
-            found = self._status_under(key, callers, key_timestamp)
-            if found.state == "paused":
-                status = found
-            elif found.state == "voided":
-                voided = found
-            elif found.state != "absent":
-                return found
-            elif found.record is None:
-                absent = True
-        return voided if voided is not None and status.state == "absent" and not absent else status
-
-    def _status_under(self, key: StorageKey, callers: Callers | None, key_timestamp: float | None) -> KeyStatus:
-        record, detector = self._deps.store.read(key), self._deps.data_loss
-        shown = record is None or callers is None or callers.show(record.info)
-        if shown is False and callers is not None and callers.former:
-            return KeyStatus("absent", key, record)  # of another caller, which does not concern this one
-        if shown is False:
-            return KeyStatus("of-other", key, record)
-        match record:
-            case None:
-                if detector is not None:
-                    detector.would_run(key, key_timestamp=key_timestamp)
-                return KeyStatus("absent")
-            case Record(state=State.COMPLETED):
-                if record.payload is None:
-                    raise errors.CorruptRecord("a completed record has no payload")
-                if record.fingerprint == VOIDED:
-                    return KeyStatus("voided", key, record)
-                return KeyStatus("expired" if record.is_skeleton else "done", key, record)
-            case Record(state=State.QUARANTINED):
-                return KeyStatus("outcome-unknown", key, record)
-            case Record() if record.remaining > 0:
-                return KeyStatus("in-flight", key, record, shown=shown is True)
-        if shown is None:
-            return KeyStatus("outcome-unknown", key, record)
-        taken_over = record.on_expiry is OnExpiry.TAKEOVER and (
-            detector is None or detector.would_run(key, key_timestamp=key_timestamp, record=record)
-        )
-        return KeyStatus("paused" if taken_over else "outcome-unknown", key, record)
 
     def claim_once(
         self, requests: Sequence[ClaimRequest], policy: Policy, quota: Quota | None
@@ -495,19 +274,22 @@ class Engine:
                     return Replay(record, self._deps.codec.open(record.payload, context), key)
                 except (errors.CorruptRecord, errors.RingMismatch) as error:
                     fresh = store.read(key)
-                    same = fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token
-                    differs = fresh is not None and same and fresh.payload != record.payload
+                    held = fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token
+                    same = fresh if held else None
+                    sealed, now = record.payload, None if same is None else same.payload
+                    again = sealed is not None and now is not None and sealed.sealed_by != now.sealed_by
                     mismatch = isinstance(error, errors.RingMismatch)
-                    if not (mismatch or (same and _sealed_again(record, fresh))):
+                    if not (mismatch or again):
                         self._deps.observers(events.RecordCorrupt(label, record.info.operation))
-                    if fresh is not None and same and fresh.erased:
+                    if same is not None and same.erased:
                         break
+                    differs = same is not None and now != sealed
                     if differs or not mismatch:
                         # The store compares the payload. One that is only in a cache is only dropped there.
                         self._mark_corrupt(key, record)
-                    if fresh is None or not differs:
+                    if same is None or not differs:
                         raise
-                    record = fresh
+                    record = same
         except errors.StoreUnavailable as error:
             # An application that may go on without a store must learn that this was done before.
             raise errors.ResponseUnavailable(str(error)) from error
@@ -535,11 +317,11 @@ class Engine:
         with self._deps.waiters.slot(*(request.key for request in requests)) as ended:
             if ended is None:
                 return outcome, 0.0
-            poll = FIRST_POLL_SECONDS
+            poll = waiting.FIRST_POLL_SECONDS
             while (left := began + policy.wait - self._deps.monotonic()) > 0:
                 ended.wait(min(poll, left))
                 ended.clear()
-                poll = _next_poll(poll)
+                poll = waiting.next_poll(poll)
                 try:
                     record = self._deps.store.read(refused.key)
                     if record is None and lost:
@@ -571,14 +353,3 @@ class Engine:
                     if not isinstance(outcome, InFlight):
                         break
         return outcome, self._deps.monotonic() - began
-
-
-def _next_poll(seconds: float) -> float:
-    return min(seconds * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
-
-
-def _sealed_again(record: Record, fresh: Record | None) -> bool:
-    """Return whether the store holds this response sealed by another key, as after a rotation."""
-    if fresh is None or record.payload is None or fresh.payload is None:
-        return False
-    return record.payload.sealed_by != fresh.payload.sealed_by

@@ -283,6 +283,9 @@ An earlier release finds another request's fingerprint here, and refuses the key
 CORRUPT = "corrupt"
 """The quarantine reason of an unreadable record."""
 
+LAPSED: Final = "lease-expired"
+"""The quarantine reason of a record whose lease expired, without word from the worker."""
+
 IN_DOUBT = "step-in-doubt"
 """The quarantine reason of a request that was released while one of its plain steps had begun and not finished."""
 

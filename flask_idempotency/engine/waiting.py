@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +13,15 @@ from flask_idempotency.engine.keys import StorageKey
 
 SLOTS_PER_KEY = 2
 """Most duplicates of one key that wait. Further ones are refused immediately, to leave slots for other keys."""
+
+FIRST_POLL_SECONDS = 0.02
+LAST_POLL_SECONDS = 0.5
+"""A waiter looks after 20 ms, then ever more rarely: an early herd of pollers costs more than a late response."""
+
+
+def next_poll(seconds: float) -> float:
+    """Return the pause after one of this length."""
+    return min(seconds * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
 
 
 class Notifier(Protocol):

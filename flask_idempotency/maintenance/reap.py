@@ -24,8 +24,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import Event, Quarantined, Reaped, ResolverAsked
 from flask_idempotency.engine.journal import EMPTY, NEVER_RESUMED, Journal, Journals
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.lease import LAPSED, clamp_clock, max_remaining
-from flask_idempotency.engine.model import OnExpiry, RequestInfo, StoredResponse
+from flask_idempotency.engine.model import LAPSED, OnExpiry, RequestInfo, StoredResponse
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import (
@@ -39,6 +38,7 @@ from flask_idempotency.engine.recovery import (
     StillUnknown,
     UnknownOutcome,
 )
+from flask_idempotency.engine.vanished import clamp_clock, max_remaining
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport, pages
 
 FIRST_PAUSE_SECONDS: Final = 30.0

@@ -28,11 +28,11 @@ from flask_idempotency.engine.audit import (
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.keys import Identity, KeyedDigest, encode
-from flask_idempotency.engine.lease import max_remaining
 from flask_idempotency.engine.model import VOIDED, OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.engine.vanished import max_remaining
 from flask_idempotency.operations.records import (
     Case,
     Condition,

@@ -21,11 +21,11 @@ from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, Rin
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import EMPTY, Journal, Journals
 from flask_idempotency.engine.keys import LONGEST_NAME, TID_BYTES, Identity, Scope, StorageKey
-from flask_idempotency.engine.lease import idle_seconds, max_remaining, releasable_in
 from flask_idempotency.engine.model import ERASED, LATEST, VOIDED, OnExpiry, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SettledStep, Settler, resume_fault
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.engine.vanished import idle_seconds, max_remaining, releasable_in
 from flask_idempotency.operations.times import format_duration, moment
 
 

@@ -23,10 +23,10 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.lease import LAPSED, max_remaining
-from flask_idempotency.engine.model import IN_DOUBT, Record, State
+from flask_idempotency.engine.model import IN_DOUBT, LAPSED, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.steps import StepRun, Steps
+from flask_idempotency.engine.vanished import max_remaining
 from flask_idempotency.testing.doubles import FrozenClock
 
 MOST_RETRIES: Final = 5

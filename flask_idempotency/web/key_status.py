@@ -24,12 +24,13 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.engine import Engine, KeyStatus
+from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, InvalidKey, StoreUnavailable
 from flask_idempotency.engine.keys import Scope, one_key
 from flask_idempotency.engine.model import Mismatched, OverQuota
 from flask_idempotency.engine.outages import LogLimit, OutageLog
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.status import KeyStatus, status_of, void_key
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, named_requests
@@ -239,7 +240,8 @@ class KeyStatusView:
             before=lambda former: former_names(former, *names, request, self.app, in_view=in_view),
         )
         try:
-            status = self.engine.status(
+            status = status_of(
+                self.engine,
                 [each.key for each in requests],
                 callers=[each.callers for each in requests],
                 key_timestamp=requests[0].key_timestamp,
@@ -251,7 +253,7 @@ class KeyStatusView:
                     return problem
             if voids and status.state in _FREE:
                 quota = load_quota(self.callbacks, self.settings, names[0], self.app)
-                voided = self.engine.void(requests, policy, quota=quota)
+                voided = void_key(self.engine, requests, policy, quota=quota)
                 if isinstance(voided, OverQuota):
                     return refusal(replace(voided, allowed=voided.allowed * self.settings.tenant_shards))
                 status = replace(voided, waited=status.waited)

@@ -17,12 +17,10 @@ from flask import current_app
 from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.capabilities import Ledger, Recovery, SeenRecord
-from flask_idempotency.engine.engine import KeyStatus
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey, new_token, owner_mark
-from flask_idempotency.engine.lease import clamp_clock
 from flask_idempotency.engine.model import (
     ERASED,
     DataLoss,
@@ -34,6 +32,8 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, Settler
+from flask_idempotency.engine.status import KeyStatus, status_of, void_key
+from flask_idempotency.engine.vanished import clamp_clock
 from flask_idempotency.operations.records import Case, RecordView, Refused, doubts, shown
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.reading import FormerIdentity
@@ -271,8 +271,10 @@ def void(
 
     requests = named_requests(scope, key, names, chosen, policy, method=method, operation=endpoint, before=before)
     quota = load_quota(state().loaders, chosen, tenant, current_app)
-    stood = built().engine.status([each.key for each in requests], callers=[each.callers for each in requests]).state
-    found = built().engine.void(requests, policy, quota=quota, actor=actor, reason=reason)
+    stood = status_of(
+        built().engine, [each.key for each in requests], callers=[each.callers for each in requests]
+    ).state
+    found = void_key(built().engine, requests, policy, quota=quota, actor=actor, reason=reason)
     voided = isinstance(found, KeyStatus) and found.state == "voided" and stood != "voided"
     if voided and (audit := built().audit) is not None:
         audit.append(requests[0].key, AuditEntry("voided", stood, actor, reason), token=new_token())

@@ -15,7 +15,6 @@ from werkzeug.wrappers import Response
 from flask_idempotency.assembly import is_process_local
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.lease import releasable_in
 from flask_idempotency.engine.model import ClaimRequest, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings import Settings
@@ -97,10 +96,11 @@ def command_for(engine: Engine, settings: Settings, policy: Policy, requests: Se
         except (StoreUnavailable, CorruptRecord):
             continue
         if record is not None and record.state is State.QUARANTINED:
-            remaining = releasable_in(record, policy)
             # The operators' tools: a worker loads them for this sentence only, which it writes in debug mode.
+            from flask_idempotency.engine.vanished import releasable_in
             from flask_idempotency.operations.records import handle_of
 
+            remaining = releasable_in(record, policy)
             handle = handle_of(request.key)
             if policy.effects == "steps":
                 # A release would run its finished steps again, and so it refuses.

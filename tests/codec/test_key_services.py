@@ -34,6 +34,7 @@ from flask_idempotency.codec.key_services import (
     GoogleKms,
     KeyService,
     VaultTransit,
+    Verb,
     _Away,
     _NotWrappedHere,
     _Refused,
@@ -64,21 +65,16 @@ class Scripted(KeyService):
         self.asked: list[str] = []
         self._ring = KeyRing({kid: NEW})
 
-    def _encrypt(self, key: bytes, context: bytes) -> bytes:
-        self._note("encrypt")
-        return self._ring.wrap(self.newest, key, context=context)
-
-    def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
-        self._note("decrypt")
-        try:
-            return self._ring.unwrap(self.newest, wrapped, context=context)
-        except CorruptRecord as error:
-            raise _NotWrappedHere from error
-
-    def _note(self, verb: str) -> None:
+    def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
         self.asked.append(verb)
         if self.failure is not None:
             raise self.failure
+        if verb == "encrypt":
+            return self._ring.wrap(self.newest, data, context=context)
+        try:
+            return self._ring.unwrap(self.newest, data, context=context)
+        except CorruptRecord as error:
+            raise _NotWrappedHere from error
 
 
 @pytest.fixture
@@ -174,8 +170,8 @@ def test_a_service_that_ignores_the_context_is_refused(clock: Monotonic) -> None
     """Wrapped keys could be exchanged between tenants."""
 
     class Lax(Scripted):
-        def _decrypt(self, wrapped: bytes, context: bytes) -> bytes:
-            return super()._decrypt(wrapped, CONTEXT)
+        def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
+            return super()._call(verb, data, CONTEXT)
 
     with pytest.raises(KeyProviderUnavailable, match="another context"):
         wrapped_by(Lax(clock))

@@ -14,9 +14,9 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency
 from flask_idempotency.codec.encryption import CACHE_KEYS, CACHE_SECONDS, FINISHING_SECONDS
 from flask_idempotency.engine.keys import LONGEST_NAME
-from flask_idempotency.engine.lease import SILENT_LEASES
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
 from flask_idempotency.engine.store import Store
+from flask_idempotency.engine.vanished import SILENT_LEASES
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
 from flask_idempotency.settings import load_settings
 from flask_idempotency.settings.profiles import KEPT_FIELDS, PROFILES

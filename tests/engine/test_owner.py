@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.lease import LAPSED, clamp_clock, idle_seconds, max_remaining
-from flask_idempotency.engine.model import CORRUPT, NO_INFO, OnExpiry, Record, State
+from flask_idempotency.engine.model import CORRUPT, LAPSED, NO_INFO, OnExpiry, Record, State
+from flask_idempotency.engine.vanished import clamp_clock, idle_seconds, max_remaining
 from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD
 
 NOW = 1_800_000_000.0

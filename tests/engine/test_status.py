@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.engine import Engine, KeyStatus
+from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import InFlight, Record, State, StoredResponse, Unknown
+from flask_idempotency.engine.status import KeyStatus, status_of
 from flask_idempotency.engine.waiting import SLOTS_PER_KEY, Waiters
 from tests.engine.conftest import House, new_house
 
@@ -39,7 +40,7 @@ class Detector:
 
 
 def status(house: House, *, identities: tuple[int, ...] = (0,), **how: Any) -> KeyStatus:
-    return house.engine.status([house.request(identity=each).key for each in identities], **how)
+    return status_of(house.engine, [house.request(identity=each).key for each in identities], **how)
 
 
 def detecting(house: House, detector: Detector) -> Engine:
@@ -144,7 +145,7 @@ def test_a_store_that_forgot_is_asked_only_about_what_a_claim_could_run(house: H
     detector = Detector()
     engine = detecting(house, detector)
 
-    assert STATES[state] == engine.status([house.key], key_timestamp=5.0).state
+    assert STATES[state] == status_of(engine, [house.key], key_timestamp=5.0).state
     runs = STATES[state] in ("absent", "paused")
     assert ([(5.0, STATES[state] == "paused")] if runs else []) == detector.asked
 
@@ -154,18 +155,18 @@ def test_a_key_that_the_store_may_have_forgotten_is_not_called_absent(house: Hou
     begin(house, state)
 
     with pytest.raises(StoreDataLoss):
-        detecting(house, Detector(lost=True)).status([house.key])
+        status_of(detecting(house, Detector(lost=True)), [house.key])
 
 
 def test_a_claim_from_before_a_loss_is_about_to_be_quarantined(house: House) -> None:
     begin(house, "paused")
 
-    assert "outcome-unknown" == detecting(house, Detector(runs=False)).status([house.key]).state
+    assert "outcome-unknown" == status_of(detecting(house, Detector(runs=False)), [house.key]).state
 
 
 def test_it_waits_for_the_end_of_the_claim(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Woken, not polled: here the first look would come after an hour."""
-    monkeypatch.setattr("flask_idempotency.engine.engine.FIRST_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("flask_idempotency.engine.waiting.FIRST_POLL_SECONDS", 3600.0)
     claim = house.won()
     slot, seated, found = house.around.waiters.slot, threading.Event(), []
 
@@ -208,7 +209,7 @@ def test_without_a_free_slot_it_answers_at_once(house: House) -> None:
     house.won()
     house.store.calls.clear()
 
-    found = engine.status([house.key], wait=3600.0)
+    found = status_of(engine, [house.key], wait=3600.0)
 
     assert ("in-flight", False) == (found.state, found.waited)
     assert ["read"] == house.store.calls

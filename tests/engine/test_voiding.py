@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.engine import Engine, KeyStatus
+from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.status import KeyStatus, void_key
 from tests.backends import BACKENDS
 from tests.engine.conftest import House, Unsteady, new_house
 from tests.sql_backends import maria_database, sql_databases, sql_stores
@@ -55,11 +56,11 @@ def test_a_record_of_another_operation_is_not_given_up(house: House) -> None:
     house.clock.advance(POLICY.lease + 1)
     request = house.request("other")
     named = replace(request, info=replace(request.info, operation="book"))
-    found = house.engine.void([named], POLICY)
+    found = void_key(house.engine, [named], POLICY)
 
     assert isinstance(found, KeyStatus)
     assert "paused" == found.state
-    found = house.engine.void([request], POLICY)
+    found = void_key(house.engine, [request], POLICY)
     assert isinstance(found, KeyStatus)
     assert "voided" == found.state
 
@@ -68,7 +69,7 @@ def test_a_transactional_request_is_not_given_up(house: House) -> None:
     """Its rows were rolled back, and what it did outside the database was not."""
     house.won(house.request("rows"))
     house.clock.advance(POLICY.lease + 1)
-    found = house.engine.void([house.request("rows")], Policy(effects="transactional"))
+    found = void_key(house.engine, [house.request("rows")], Policy(effects="transactional"))
 
     assert isinstance(found, KeyStatus)
     assert "paused" == found.state
@@ -143,7 +144,7 @@ class Schedule:
 
     def _void(self) -> None:
         requests = [self._house.request(self._key, identity=each) for each in self._names]
-        found = self._house.engine.void(requests, POLICY)
+        found = void_key(self._house.engine, requests, POLICY)
         assert isinstance(found, KeyStatus)
         if found.state == "voided":
             assert not self._effects, f"schedule {self._seed}: a void was confirmed after an effect"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import (
     CORRUPT,
+    LAPSED,
     ClaimRequest,
     Grant,
     InFlight,

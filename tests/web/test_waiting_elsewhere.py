@@ -11,7 +11,6 @@ from flask import Flask
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.engine import engine
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis.store import RedisStore
@@ -24,8 +23,8 @@ def test_a_duplicate_is_woken_by_a_settlement_in_another_process(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the policy to the store and back: here nobody would look by themselves for hours."""
-    monkeypatch.setattr(engine, "FIRST_POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(engine, "LAST_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("flask_idempotency.engine.waiting.FIRST_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("flask_idempotency.engine.waiting.LAST_POLL_SECONDS", 3600.0)
     begun, go_on, looked, read = threading.Event(), threading.Event(), threading.Event(), RedisStore.read
 
     def look(self: RedisStore, key: StorageKey) -> Record | None:

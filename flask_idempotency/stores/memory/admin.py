@@ -29,9 +29,9 @@ from flask_idempotency.engine.capabilities import (
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.journal import Entry
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import (
     ERASED,
+    LAPSED,
     OnExpiry,
     OverQuota,
     Record,

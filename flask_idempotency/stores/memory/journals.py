@@ -20,8 +20,7 @@ from flask_idempotency.engine.journal import (
     SweptJournals,
 )
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.lease import LAPSED
-from flask_idempotency.engine.model import CORRUPT, ERASED, OnExpiry, Record, State, StoredPayload, kid_of
+from flask_idempotency.engine.model import CORRUPT, ERASED, LAPSED, OnExpiry, Record, State, StoredPayload, kid_of
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.memory.admin import KeptJournal, MemoryRecords
 

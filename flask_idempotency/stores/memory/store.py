@@ -12,11 +12,11 @@ from dataclasses import replace
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey, paused_token
-from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
     CORRUPT,
     IN_DOUBT,
+    LAPSED,
     VOID,
     VOIDED,
     ClaimRequest,

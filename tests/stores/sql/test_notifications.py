@@ -15,7 +15,6 @@ from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from flask_idempotency import idempotent
-from flask_idempotency.engine import engine
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry, Record, Unknown
@@ -339,8 +338,8 @@ def test_a_duplicate_wakes_when_a_view_of_another_application_commits(
     open_: OpenShop, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tiered: bool
 ) -> None:
     """The commit of the application's session sends the message. No waiter polls for hours."""
-    monkeypatch.setattr(engine, "FIRST_POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(engine, "LAST_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("flask_idempotency.engine.waiting.FIRST_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("flask_idempotency.engine.waiting.LAST_POLL_SECONDS", 3600.0)
     begun, go_on, looked, read = threading.Event(), threading.Event(), threading.Event(), SqlStore.read
 
     def look(self: SqlStore, key: StorageKey) -> Record | None:
