@@ -105,6 +105,8 @@ class Dependencies:
     store: Store
     codec: Codec
     renewer: LeaseRenewer
+    repeater: LeaseRenewer
+    """Repeats the writes that a store did not take, so that leases need not wait for them."""
     waiters: Waiters
     observers: events.Observers
     transactions: Transactions | None = None
@@ -112,8 +114,6 @@ class Dependencies:
     data_loss: DataLossDetector | None = None
     """Present when the store can lose data and detects it."""
     monotonic: Callable[[], float] = time.monotonic
-    repeater: LeaseRenewer | None = None
-    """Repeats the writes that a store did not take, so that leases need not wait for them."""
     journals: Journals | None = None
     """Present when the store remembers the steps of a request."""
     step_transactions: StepTransactions | None = None
@@ -122,10 +122,6 @@ class Dependencies:
     """Present when the store can void keys."""
     recovery: Recovery | None = None
     """Present when the store can free a key whose worker vanished."""
-
-    @property
-    def repeats(self) -> LeaseRenewer:
-        return self.repeater or self.renewer
 
 
 @valueclass(frozen=True, slots=True)
@@ -384,7 +380,7 @@ class Claim:
     def release_later(self, *, droppable: bool = True) -> None:
         """Do as `release_unstarted`, as soon as the store answers. `droppable`: the store may have granted nothing."""
         self._pending, self._pending_since = ClaimEnding("release-unstarted"), self._deps.monotonic()
-        self._deps.repeats.add(self, after=RETRY_SECONDS, droppable=droppable)
+        self._deps.repeater.add(self, after=RETRY_SECONDS, droppable=droppable)
 
     def run(self) -> float | None:
         """Renew the lease, or repeat a write that the store has not taken yet. The renewer's thread calls this."""
@@ -451,7 +447,7 @@ class Claim:
 
     def _retry_later(self, ending: ClaimEnding, error: StoreUnavailable) -> None:
         self._pending, self._pending_since = ending, self._deps.monotonic()
-        self._deps.repeats.add(self, after=RETRY_SECONDS)
+        self._deps.repeater.add(self, after=RETRY_SECONDS)
         self._deps.observers(events.CompletionRetrying(self.label, self.operation, error=cause_of(error)))
 
     def _repeat(self, ending: ClaimEnding, *, last: bool) -> None:

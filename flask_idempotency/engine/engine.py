@@ -120,7 +120,7 @@ class Engine:
 
         Call it before a process ends, because the writes would end with it. Their leases expire then.
         """
-        return self._deps.repeats.drain(timeout)
+        return self._deps.repeater.drain(timeout)
 
     def read(self, key: StorageKey) -> Record | None:
         """Read this key's record, to show it to an operator. Raises `CorruptRecord` for an unreadable one."""

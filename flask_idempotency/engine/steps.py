@@ -11,7 +11,6 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from threading import RLock
-from typing import Final
 
 from flask_idempotency.engine import errors, events
 from flask_idempotency.engine.journal import (
@@ -30,67 +29,13 @@ from flask_idempotency.engine.journal import (
     StepTransaction,
     StepTransactions,
 )
-from flask_idempotency.engine.keys import step_digest, step_id
-from flask_idempotency.engine.model import ERASED, IN_DOUBT, SealContext, StoredPayload, write_sealed
+from flask_idempotency.engine.keys import step_digest
+from flask_idempotency.engine.model import ERASED, IN_DOUBT, SealContext, write_sealed
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.step_journal import ClaimJournal
 from flask_idempotency.engine.step_rules import Step, UndeclaredStep
 from flask_idempotency.engine.store import Codec, StepCodec
-
-_ERASED: Final = StoredPayload(b"", 0, True, 0, ERASED)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _Unsent:
-    """An entry that the store has not confirmed yet, with what its payload is sealed from."""
-
-    entry: Entry
-    item: bytes
-    result: bytes | None
-    payload: StoredPayload | None = None
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _Record:
-    """The journal of one record of the claim, as it is when the unsent entries have arrived."""
-
-    context: SealContext
-    attempt: int
-    entries: dict[bytes, Entry] = field(default_factory=dict)
-    earlier: frozenset[bytes] = frozenset()
-    """The ids that earlier attempts recorded."""
-    erased: bool = False
-    """Whether the results of earlier attempts were erased with their tenant."""
-    keeps: set[bytes] = field(default_factory=set)
-    """The ids of the requests that the store has beside the steps, one for each set of records that claims had."""
-    tries: int = 0
-    """How often the janitor has tried to finish it."""
-    unsent: dict[bytes, _Unsent] = field(default_factory=dict)
-    aside: list[_Unsent] = field(default_factory=list)
-    """What goes with the next write that enters a step: it is no step."""
-    withdrawn: set[bytes] = field(default_factory=set)
-    number: int = 0
-    effects: int = 0
-    """How many of the entries have an effect. Counted as they change: each write tells it, also after a thousand steps."""
-    doubts: int = 0
-    """How many of them are in doubt."""
-
-    def put(self, entry: Entry) -> None:
-        """Enter this step, in the place of what is known of it."""
-        self._count(self.entries.get(entry.id), -1)
-        self.entries[entry.id] = entry
-        self._count(entry, 1)
-
-    def drop(self, id: bytes) -> Entry | None:
-        """Take out this step, and return its entry."""
-        entry = self.entries.pop(id, None)
-        self._count(entry, -1)
-        return entry
-
-    def _count(self, entry: Entry | None, by: int) -> None:
-        if entry is not None:
-            self.effects += by * entry.has_effect
-            self.doubts += by * entry.in_doubt
 
 
 @dataclass(eq=False, repr=False)
@@ -121,8 +66,7 @@ class Steps:
         sealer: StepCodec | None = getattr(self.codec, "steps", None)
         if sealer is None:
             raise TypeError(f"{type(self.codec).__name__} cannot seal steps: it has no `steps`")
-        self._sealer = sealer
-        self._records = [_Record(context, attempt) for context, attempt in granted]
+        self._records = [ClaimJournal(context, attempt, sealer) for context, attempt in granted]
         self._label = granted[0][0].key.label
         self.attempt: int = max(attempt for _, attempt in granted)
         self._lock = RLock()
@@ -151,7 +95,7 @@ class Steps:
                 journal = self.journals.recall(context.key, context.token, fence=context.fence)
                 for entry in journal.entries:
                     if entry.name[:1] != BESIDE:
-                        record.put(entry)
+                        record.entries[entry.id] = entry
                     elif entry.name == TRY:
                         record.tries += 1
                     else:
@@ -179,9 +123,9 @@ class Steps:
                 b"".join(sorted(record.context.key.rid for record in self._records)), digest_size=16
             ).digest()
             for record in self._records:
-                if step_id(record.context.key, KEPT_REQUEST, names) not in record.keeps:
+                if record.id_of(KEPT_REQUEST, names) not in record.keeps:
                     digest = step_digest(record.context.key, request)
-                    self._put_aside(record, KEPT_REQUEST, names, request, digest)
+                    record.put_aside(KEPT_REQUEST, names, request, digest)
 
     @property
     def tries(self) -> int:
@@ -195,13 +139,8 @@ class Steps:
         """
         with self._lock:
             for record in self._records:
-                self._put_aside(record, TRY, b"%d" % (self.tries + 1), None)
+                record.put_aside(TRY, b"%d" % (self.tries + 1), None)
             self._send(every=True)
-
-    def _put_aside(self, record: _Record, name: str, item: bytes, result: bytes | None, digest: bytes = b"") -> None:
-        id, fence = step_id(record.context.key, name, item), record.context.fence
-        entry = Entry(id, name, "pure", StepState.FINISHED, in_line=False, digest=digest, fence=fence)
-        record.aside.append(_Unsent(entry, item, result))
 
     @property
     def recorded(self) -> bool:
@@ -218,7 +157,7 @@ class Steps:
     def in_doubt(self) -> bool:
         """Whether a plain step has begun, and it is unknown whether it happened."""
         with self._lock:
-            return any(record.doubts for record in self._records)
+            return any(record.in_doubt for record in self._records)
 
     @property
     def unasked(self) -> tuple[str, ...]:
@@ -295,7 +234,7 @@ class Steps:
                 )
             if item in self._asked.get(step.recorded_as, ()):
                 raise RuntimeError(f"the step {name!r} was asked for twice in one attempt: give each call its own item")
-            ids = [step_id(record.context.key, step.recorded_as, item) for record in self._records]
+            ids = [record.id_of(step.recorded_as, item) for record in self._records]
             digests = [step_digest(record.context.key, digest) for record in self._records]
             found = [record.entries.get(id) for record, id in zip(self._records, ids, strict=True)]
             run = StepRun(self, step, item, ids, digests, in_line)
@@ -353,7 +292,7 @@ class Steps:
             )
         for record in self._records:
             if item:
-                others = {step_id(record.context.key, name, other) for other in (b"", alike)}
+                others = {record.id_of(name, other) for other in (b"", alike)}
                 met = not others.isdisjoint(record.entries)
             else:
                 met = any(entry.name == name for entry in record.entries.values())
@@ -420,7 +359,7 @@ class Steps:
         with self._lock:
             run.early = True
             self._note(run, StepState.BEGUN, None)
-            return [self._writing(record) for record in self._records]
+            return [record.writing() for record in self._records]
 
     def _finish(self, run: StepRun, result: bytes | None) -> bool:
         with self._locked():
@@ -456,7 +395,7 @@ class Steps:
     def _commit(self, run: StepRun, transaction: StepTransaction) -> None:
         def writing(store: Callable[[Sequence[JournalWrite]], None]) -> None:
             write_sealed(
-                lambda: store([self._writing(record) for record in self._records]),
+                lambda: store([record.writing() for record in self._records]),
                 partial(self._seal_again, self._records),
             )
 
@@ -476,7 +415,7 @@ class Steps:
             raise
         else:
             for record in self._records:
-                self._sent(record)
+                record.sent()
         finally:
             transaction.leave()
 
@@ -486,7 +425,7 @@ class Steps:
             record.unsent.pop(id, None)
             if run.early and id in record.entries:
                 # The function has committed a part by itself, and the rest may be rolled back.
-                record.put(replace(record.entries[id], state=StepState.BEGUN, kept=True))
+                record.entries[id] = replace(record.entries[id], state=StepState.BEGUN, kept=True)
 
     def _fail(self, run: StepRun, error: BaseException | None) -> None:
         with self._locked():
@@ -540,70 +479,34 @@ class Steps:
                 took=took,
                 fence=record.context.fence,
             )
-            record.put(entry)
-            record.unsent[id] = _Unsent(entry, run.item, result)
-            record.withdrawn.discard(id)
+            record.enter(entry, run.item, result)
 
     def _withdraw(self, run: StepRun) -> None:
-        """Take a step out that did nothing. What an earlier attempt has begun stays: it may have had its effect."""
         for record, id in zip(self._records, run.ids, strict=True):
-            record.unsent.pop(id, None)
-            if id not in record.earlier and record.drop(id) is not None:
-                record.withdrawn.add(id)
+            record.withdraw(id)
 
     def _send(self, *, every: bool = False) -> None:
         """Tell each store what it does not know yet, the oldest secret first. `every`: those too that know all."""
         for record in reversed(self._records):
-            aside = record.aside and record.earlier
-            if not (record.unsent or record.withdrawn or aside or (every and record.entries)):
+            if not (record.is_behind or (every and record.entries)):
                 continue
             try:
                 write_sealed(partial(self._write, record), partial(self._seal_again, [record]))
             except errors.LeaseLost as error:
                 self._lost = error
                 raise
-            self._sent(record)
+            record.sent()
 
-    def _write(self, record: _Record) -> None:
-        context, writing = record.context, self._writing(record)
+    def _write(self, record: ClaimJournal) -> None:
+        context, writing = record.context, record.writing()
         self.journals.write(context.key, context.token, fence=context.fence, writing=writing, lease=self.policy.lease)
 
-    def _writing(self, record: _Record) -> JournalWrite:
-        record.number += 1
-        enter = []
-        aside = record.aside if record.unsent or record.earlier else ()
-        for each in (*record.unsent.values(), *aside):
-            payload = self._sealed(record, each)  # which may find that the result cannot be kept
-            enter.append(each.entry.with_payload(payload))
-        return JournalWrite(record.number, enter, tuple(record.withdrawn), record.effects, record.doubts > 0)
-
-    def _sealed(self, record: _Record, unsent: _Unsent) -> StoredPayload:
-        if unsent.payload is None:
-            context = unsent.entry.context(record.context.key, record.context.fingerprint)
-            try:
-                unsent.payload = self._sealer.seal(unsent.item, unsent.result, context)
-            except errors.NotStorable:
-                unsent.result, unsent.entry = None, replace(unsent.entry, kept=False)
-                unsent.payload = self._sealer.seal(unsent.item, None, context)
-        return unsent.payload
-
-    def _seal_again(self, records: Sequence[_Record], missing: errors.DataKeyMissing) -> None:
+    def _seal_again(self, records: Sequence[ClaimJournal], missing: errors.DataKeyMissing) -> None:
         for record in records:
             self.codec.forget(record.context.key)
-            for unsent in (*record.unsent.values(), *record.aside):
-                unsent.payload = _ERASED if missing.erased else None
+            record.seal_again(erased=missing.erased)
 
-    def _sent(self, record: _Record) -> None:
-        if record.unsent or record.earlier:
-            record.aside.clear()
-        for id, unsent in record.unsent.items():
-            if id in record.earlier and unsent.payload is not None:
-                # The view may ask for it yet: see `_reconcile`.
-                record.put(unsent.entry.with_payload(unsent.payload))
-        record.unsent.clear()
-        record.withdrawn.clear()
-
-    def _open(self, record: _Record, entry: Entry, step: Step | None) -> tuple[bytes, bytes | None]:
+    def _open(self, record: ClaimJournal, entry: Entry, step: Step | None) -> tuple[bytes, bytes | None]:
         """Return item and result of a recorded entry. What cannot be opened holds the request: it never runs again."""
         if entry.id in record.unsent:
             unsent = record.unsent[entry.id]
@@ -612,7 +515,7 @@ class Steps:
         if entry.payload is None or entry.payload.sealed_by == ERASED or record.erased:
             raise self._changed(name, "result", "has finished, and its result was erased")
         try:
-            return self._sealer.open(entry.payload, entry.context(record.context.key, record.context.fingerprint))
+            return record.sealer.open(entry.payload, entry.context(record.context.key, record.context.fingerprint))
         except (errors.CorruptRecord, errors.ResponseUnavailable) as error:
             raise self._changed(name, "result", "has finished, and its result cannot be opened") from error
 
@@ -627,15 +530,14 @@ class Steps:
                 except errors.StepsChanged:
                     return  # the request is held
                 for other in self._records:
-                    id = step_id(other.context.key, entry.name, item)
+                    id = other.id_of(entry.name, item)
                     known = other.entries.get(id)
                     if known is not None and known.state is StepState.FINISHED:
                         continue
                     # Arguments are not compared there: their digest is keyed for one record.
                     digest = b"" if known is None else known.digest
                     copy = replace(entry, id=id, digest=digest, payload=None, fence=other.context.fence)
-                    other.put(copy)
-                    other.unsent[id] = _Unsent(copy, item, result)
+                    other.enter(copy, item, result)
                     other.earlier |= {id}
 
     def _poison(self, step: str, why: str) -> None:

@@ -249,7 +249,8 @@ def _function_of(call: _Call) -> Iterator[None]:
     token = _call.set(call)
     try:
         if run is None and work is not None and work.transactions is not None and work.policy.commits_step(call.name):
-            transaction = work.transactions.join((), b"", operation=work.operation, on_early_commit=_ignore)
+            # Work without a claim may commit by itself: nothing comes of that.
+            transaction = work.transactions.join((), b"", operation=work.operation, on_early_commit=lambda: None)
         try:
             yield
             if transaction is not None:
@@ -266,10 +267,6 @@ def _function_of(call: _Call) -> Iterator[None]:
                 transaction.leave()
     finally:
         _call.reset(token)
-
-
-def _ignore() -> None:
-    """Work without a claim may commit by itself."""
 
 
 def _steps_of(work: Running | None, name: str) -> Steps | None:

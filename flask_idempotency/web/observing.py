@@ -317,7 +317,7 @@ class Observer:
         self.paced.ready()
         store = shadow.watching = ObservingStore(self.paced, keep=policy.keep)
         ended = partial(self._ended, shadow.caller, store)
-        deps = Dependencies(store, _CODEC, self.renewer, self._waiters, Observers([ended]))
+        deps = Dependencies(store, _CODEC, self.renewer, self.renewer, self._waiters, Observers([ended]))
         outcome, _ = Engine(deps).claim_once(requests[:1], policy, None)
         if isinstance(outcome, Claim):
             outcome.transactional = policy.effects == "transactional"

@@ -379,7 +379,7 @@ def vanish(world: World, inbox: Inbox, message_id: str = "m-1") -> None:
         process(world, inbox, message_id)
     assert world.store.verbs().count("claim") == lost + 1
     # The engine takes back a claim whose reply was lost: here the process has died.
-    world.app.extensions["idempotency"].built.engine._deps.repeats._due.clear()
+    world.app.extensions["idempotency"].built.engine._deps.repeater._due.clear()
 
 
 class _Gone(BaseException):
@@ -606,7 +606,7 @@ def test_an_inbox_forgets_the_writes_that_the_store_has_taken(world: World) -> N
 def store_is_back(world: World) -> None:
     """Have the store answer, and wait until it has taken the writes that were repeated."""
     world.store.down = False
-    world.app.extensions["idempotency"].built.engine._deps.repeats.drain(60.0)
+    world.app.extensions["idempotency"].built.engine._deps.repeater.drain(60.0)
 
 
 def test_a_process_that_ends_gives_its_writes_some_time(world: World) -> None:

@@ -181,7 +181,7 @@ def test_a_commit_of_unknown_outcome_keeps_the_message(
     monkeypatch.setattr(SessionTransaction, "settle", unknown)
 
     assert Later(2.0, "commit-unknown") == deliver(shop, inbox)
-    shop.app.extensions["idempotency"].built.engine._deps.repeats.drain(60.0)
+    shop.app.extensions["idempotency"].built.engine._deps.repeater.drain(60.0)
     assert Processed("paid", replayed=False) == deliver(shop, inbox)
     assert 1 == shop.payments()
 

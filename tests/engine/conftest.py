@@ -118,6 +118,7 @@ def new_house() -> House:
         store=store,
         codec=EnvelopeCodec(),
         renewer=renewer,
+        repeater=renewer,
         waiters=Waiters(4),
         observers=Observers([events.append]),
         monotonic=clock,

@@ -186,10 +186,12 @@ def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
 
 
 def engine_of(store: RedisStore) -> Engine:
+    renewer = LeaseRenewer()
     around = Dependencies(
         store=store,
         codec=EnvelopeCodec(),
-        renewer=LeaseRenewer(),
+        renewer=renewer,
+        repeater=renewer,
         waiters=Waiters(2),
         observers=Observers([]),
     )
