@@ -17,7 +17,7 @@ from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.data_loss import RedisDataLoss
+from flask_idempotency.stores.redis.admin.data_loss import RedisDataLoss
 from flask_idempotency.web.doctor import run_checks
 from tests.apps import WHY, World, new_world, refusal, said
 from tests.apps import run as run_any

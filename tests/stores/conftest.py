@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.stores.redis import cluster, connection
+from flask_idempotency.stores.redis import cluster, connection, passed_client
 from flask_idempotency.stores.redis.executor import ScriptExecutor
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -62,12 +62,12 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handed]:
         handed.look(("directly", *arguments))
         return real_directly(self, ask, *arguments, **options)
 
-    real_exchange, real_piped, real_directly = connection.exchange, connection._piped, ScriptExecutor.directly
+    real_exchange, real_piped, real_directly = connection.exchange, passed_client._piped, ScriptExecutor.directly
     for module in (connection, cluster, cluster):
         monkeypatch.setattr(module, "exchange", exchange)
-    monkeypatch.setattr(connection, "_piped", piped)
+    monkeypatch.setattr(passed_client, "_piped", piped)
     monkeypatch.setattr(ScriptExecutor, "directly", directly)
-    for line in (connection.ClientConnection, connection.ClientClusterConnection):
+    for line in (passed_client.ClientConnection, passed_client.ClientClusterConnection):
         monkeypatch.setattr(line, "__call__", watched(line))
     yield handed
     assert handed.numbers == []

@@ -26,15 +26,13 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.stores.redis import (
     activity,
-    data_loss,
     encoding,
-    erasure,
     quota,
     replay_cache,
     step_encoding,
     task_log,
 )
-from flask_idempotency.stores.redis.admin import data_keys
+from flask_idempotency.stores.redis.admin import data_keys, data_loss
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.executor import text_in, whole_number
 from flask_idempotency.stores.redis.step_encoding import step_bytes
@@ -216,7 +214,10 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         b"1700000000000000 " + b"t" * 16 + b'["released","","ann","","",0,1]',
         lambda text: activity._entry(text, 0),
     ),
-    "erasure": (b"70000 1700000000000000", lambda text: erasure.with_erasure(COMPLETED, erasure.decode_erasure(text))),
+    "erasure": (
+        b"70000 1700000000000000",
+        lambda text: encoding.with_erasure(COMPLETED, encoding.decode_erasure(text)),
+    ),
 }
 
 

@@ -16,8 +16,6 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.stores.redis.connection import (
     RETRIES,
-    ClientClusterConnection,
-    ClientConnection,
     PooledConnection,
     RedisConnection,
     words,
@@ -68,6 +66,8 @@ def connection_for(client: Any, *, owned: bool, retries: int = RETRIES) -> Redis
         return ClusterConnection(client, retries=retries)
     if owned:
         return PooledConnection(client, retries=retries)
+    from flask_idempotency.stores.redis.passed_client import ClientClusterConnection, ClientConnection
+
     if not hasattr(client, "get_primaries"):
         return ClientConnection(client)
     names = _library_of(client)

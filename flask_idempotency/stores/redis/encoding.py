@@ -34,10 +34,10 @@ from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
-from typing import Final
+from typing import Final, NamedTuple
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.keys import TID_BYTES, StorageKey
+from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import (
     LARGEST_PAYLOAD,
     LATEST,
@@ -46,7 +46,6 @@ from flask_idempotency.engine.model import (
     Record,
     RequestInfo,
     SealedBy,
-    SeenRecord,
     State,
     StoredPayload,
     method_and_trace,
@@ -54,7 +53,7 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.quota import Quota, bucket_width_ms
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.executor import whole_number
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
@@ -82,7 +81,7 @@ _CACHED_SIZE: Final = 512
 _CUT = "…".encode()
 _FORMAT = 1
 _HEADER = Struct(">B16s7sB17s6s6s5sH16s3s")
-_TID = slice(61, 61 + TID_BYTES)
+TID_AT = slice(61, 61 + TID_BYTES)
 _SHORT = [bytes((number,)) for number in range(128)]
 _STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
 NUMBERS = {state: number for number, state in _STATES.items()}
@@ -240,15 +239,6 @@ def as_kept(record: Record) -> Record | None:
     return replace(record, payload=skeleton_of(record.payload))
 
 
-def seen_record(key: bytes, data: bytes, now: int) -> SeenRecord | None:
-    """Decode the record that a scan found under this key, at this time in microseconds. None: it cannot be read."""
-    rid = layout.rid(key)
-    try:
-        return None if rid is None else SeenRecord(StorageKey(rid, data[_TID]), decode(data, now=now / 1_000_000))
-    except CorruptRecord:
-        return None
-
-
 @lru_cache(maxsize=1024)  # a client that retries, or asks often, has the same texts
 def _info(fields: bytes) -> RequestInfo:
     """Decode what `about_bytes` has encoded, without its length."""
@@ -327,6 +317,37 @@ def _encode(record: Record, tid: bytes) -> bytes:
         about[:3],
     )
     return header + about[3:] + tail
+
+
+class Erasure(NamedTuple):
+    """The last erasure of a tenant."""
+
+    destroyed: int
+    """The highest number of a data key that it destroyed."""
+    at: int
+    """In microseconds."""
+
+    def covers(self, payload: StoredPayload | None, *, requested_ms: int) -> bool:
+        """Return whether it destroyed this payload of a request of that time."""
+        if payload is None:
+            return False
+        by = payload.sealed_by
+        return requested_ms * 1000 <= self.at if by is None else by.number <= self.destroyed
+
+
+def decode_erasure(text: bytes | None) -> Erasure | None:
+    """Decode the field `ERASURE` of a tenant's data keys."""
+    if text is None:
+        return None
+    destroyed, _, erased_at = text.partition(b" ")
+    return Erasure(whole_number(destroyed), whole_number(erased_at))
+
+
+def with_erasure(record: Record, erasure: Erasure | None) -> Record:
+    """Return this record, marked as erased if its tenant's erasure destroyed its response."""
+    if erasure is None or not erasure.covers(record.payload, requested_ms=round(record.requested_at * 1000)):
+        return record
+    return replace(record, erased=True)
 
 
 def _long_text(data: bytes) -> bytes:

@@ -55,6 +55,8 @@ class Eviction:
 
     def refuse_claims(self) -> None:
         """Raise `StoreUnavailable` while Redis evicts or does not answer. Log an evicting Redis once."""
+        if not self.possible:
+            return
         try:
             policy = self._evicting_policy()
         except self._errors.unavailable as error:

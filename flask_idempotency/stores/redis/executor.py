@@ -1,12 +1,11 @@
-"""Runs scripts and commands in the Redis that a store is in, and waits for its replicas."""
+"""Run scripts and commands in the Redis that a store is in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, connection_for
@@ -25,56 +24,6 @@ from flask_idempotency.stores.redis.scripts import Script
 if TYPE_CHECKING:
     from flask_idempotency.engine.store import Clock
 
-ItemT = TypeVar("ItemT")
-
-WAIT_SECONDS: Final = 0.5
-"""A replica nearby takes a millisecond. If the client has a shorter `socket_timeout`, the wait is shorter than that."""
-
-_PROMISES: Final = (b"DONE", b"PAUSED", b"HELD")
-
-_SHARE: Final = 0.6
-"""Share of the client's timeout that WAIT may take. The rest is for the network."""
-
-
-class Replication:
-    """Wait until enough replicas have the effect of a durable script: WAIT, in the same round trip. 0 waits for none.
-
-    This is no consensus. WAIT counts replicas that have a write. If it counts fewer than there are, a fail-over may promote
-    another one. WAIT covers only writes of the same connection, and a repeated script may write nothing. So the store
-    always writes one key after the script, and waits for that write.
-    """
-
-    def __init__(self, replicas: int, *, reply_seconds: float | None = None) -> None:
-        if replicas < 0:
-            raise ValueError("the number of replicas must not be negative")
-        self.replicas = replicas
-        longest = WAIT_SECONDS if reply_seconds is None else min(WAIT_SECONDS, _SHARE * reply_seconds)
-        self._ms = max(round(longest * 1000), 1)
-
-    def row(self, key: bytes, *, known: bool) -> tuple[Command, Command]:
-        """Return the commands to send after a script on this key. Pass `known` if the server has loaded our scripts."""
-        script = scripts.TOUCH
-        run = ("EVALSHA", script.sha) if known else ("EVAL", script.text)
-        return (*run, "2", *layout.followed(key), ""), words(("WAIT", self.replicas, self._ms))
-
-    def lacking(self, result: Any, touched: Any, acknowledged: Any) -> bool:
-        """Return True if too few replicas have a new promise. Refusals and replays promise nothing new."""
-        promised = result in _PROMISES or (
-            isinstance(result, list) and (result[:1] == [b"CLAIMED"] or isinstance(result[0], int))
-        )
-        if not promised:
-            return False
-        return touched != b"DONE" or not isinstance(acknowledged, int) or acknowledged < self.replicas
-
-
-def reply_seconds_of(client: Any) -> float | None:
-    """Return how many seconds this client waits for a reply. None if it waits for ever, or does not show it."""
-    pool = getattr(client, "any_pool", None) or getattr(client, "connection_pool", None)
-    options = getattr(client, "get_connection_kwargs", dict)() if pool is None else pool.connection_kwargs
-    seconds = options.get("socket_timeout")
-    return float(seconds) if isinstance(seconds, int | float) else None
-
-
 _DIGITS: Final = 20
 _WORDS: Final = frozenset({bytes, str})
 
@@ -92,18 +41,16 @@ class ScriptExecutor:
     Every method raises `StoreUnavailable` if Redis cannot decide, and `CorruptRecord` if a key has the wrong type.
     """
 
-    def __init__(
-        self, client: Any, *, owned: bool, clock: Clock | None = None, replicas: int = 0, retries: int = RETRIES
-    ) -> None:
+    replicas = 0
+    """How many replicas must have the effect of a durable script."""
+
+    def __init__(self, client: Any, *, owned: bool, clock: Clock | None = None, retries: int = RETRIES) -> None:
         """`retries` counts only if the client is `owned`: made from a URL."""
         self.client = client
         self.errors: Errors = Errors(client)
         self._clock = clock
         self._owned = owned
         self._connection = connection_for(client, owned=owned, retries=retries)
-        self.replication: Replication = Replication(
-            replicas, reply_seconds=reply_seconds_of(client) if replicas else None
-        )
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: Argument, tries: Tries | None = None) -> Any:
         """Return what this script returns. Its first argument is a test's time, or empty for that of Redis.
@@ -114,8 +61,6 @@ class ScriptExecutor:
         given = b"%d" % len(keys), *keys, now, *arguments
         # What every request sends is bytes already.
         rest = cast(Command, given) if _WORDS.issuperset(map(type, given)) else words(given)
-        if script.durable and self.replication.replicas:
-            return self._run_replicated(script, keys[0], rest, tries)
         try:
             try:
                 return self._connection("EVALSHA", script.sha, *rest, tries=tries)
@@ -127,7 +72,7 @@ class ScriptExecutor:
 
     def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Return the result of each call, in order. The calls share a round trip, but are not atomic. Any slots are allowed."""
-        now = b"" if self._clock is None else self._now()
+        now = self._now()
         rests = [words((len(call.keys), *call.keys, now, *call.arguments)) for call in calls]
         by_name = [("EVALSHA", script.sha, *rest) for rest in rests]
         replies = self._pipeline(by_name)
@@ -192,27 +137,6 @@ class ScriptExecutor:
         seconds = None if self._clock is None else self._clock()
         return b"" if seconds is None else round(seconds * 1_000_000)
 
-    def _run_replicated(self, script: Script, key: bytes, rest: Command, tries: Tries | None) -> Any:
-        """Return what this script returns, after enough replicas have its effect. Else raise `StoreUnavailable`."""
-        try:
-            commands = [("EVALSHA", script.sha, *rest), *self.replication.row(key, known=True)]
-            replies = self._connection.pipeline_one_node(commands, tries=tries)
-            if any(isinstance(reply, self.errors.no_script) for reply in replies):
-                commands = [("EVAL", script.text, *rest), *self.replication.row(key, known=False)]
-                replies = self._connection.pipeline_one_node(commands, tries=tries)
-        except self.errors.unavailable as error:
-            raise self._store_error(error) from error
-        result: Any
-        result, touched, acknowledged = replies
-        if isinstance(result, Exception):
-            raise self._store_error(result) from result
-        if self.replication.lacking(result, touched, acknowledged):
-            # The primary may have the effect all the same. An owner repeats the call; a claimant cancels its claim.
-            raise StoreUnavailable(
-                f"too few replicas confirmed the write (IDEMPOTENCY_REPLICAS = {self.replication.replicas})"
-            )
-        return result
-
     def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
@@ -231,51 +155,6 @@ class ScriptExecutor:
         if "WRONGTYPE" in str(error):
             return corrupt()
         return StoreUnavailable(f"Redis cannot decide ({cause_of(error)})")
-
-
-BATCH = 500
-"""Keys per SCAN: less than a millisecond of the server's time."""
-
-
-class Scan:
-    """Scan the keys of a server, or of each primary of a Cluster in turn.
-
-    The scan returns each key that exists from its beginning to its end at least once. It may miss keys if a replica
-    replaces a primary or slots move during the scan.
-    """
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-
-    def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
-        """Return the matching keys of about `count` keys, and the cursor of the next page, None after the last."""
-        name, _, cursor = after.rpartition(b" ")
-        nodes = self._server.primaries()
-        names = [each for each, _ in nodes]
-        at = names.index(name) if name in names else 0
-        begin = int(cursor) if cursor and names[at] == name else 0
-        following, keys = self._server.scan(begin, pattern, count, node=nodes[at][1])
-        if following == 0:
-            at += 1
-        return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
-
-    def all(self, pattern: bytes) -> Iterator[list[bytes]]:
-        """Yield all matching keys in batches, each key once. A batch may be empty."""
-        after: bytes | None = b""
-        seen = set[bytes]()
-        while after is not None:
-            keys, after = self.page(pattern, after=after, count=BATCH)
-            # SCAN may return a key twice.
-            fresh = [name for name in dict.fromkeys(keys) if name not in seen]
-            seen.update(fresh)
-            yield fresh
-
-
-def batches(items: Iterable[ItemT], size: int, partition: Callable[[ItemT], object]) -> Iterator[list[ItemT]]:
-    """Yield batches of neighbours, each of one partition and of no more than this size."""
-    for _, group in groupby(items, partition):
-        while batch := list(islice(group, size)):
-            yield batch
 
 
 def whole_number(text: object) -> int:
@@ -303,3 +182,18 @@ def milliseconds(seconds: float) -> int:
 
 def corrupt() -> CorruptRecord:
     return CorruptRecord("this release did not write the value that Redis holds for this key")
+
+
+def refusal(result: Any) -> Exception:
+    """Return the error for a script that refused to change a record."""
+    match result:
+        case b"ABSENT":
+            return LeaseLost("the record is gone")
+        case b"DOUBT":
+            return StoreUnavailable("Redis restarted, and no process has checked yet whether it lost this claim")
+        case b"LOST":
+            return LeaseLost("the record belongs to another worker, or is completed")
+        case b"ERASED" | b"KEYLESS":
+            return DataKeyMissing(erased=result == b"ERASED")
+        case _:
+            return corrupt()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import CorruptRecord
@@ -22,10 +22,9 @@ from flask_idempotency.engine.journal import (
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.data_loss import RedisDataLoss
 from flask_idempotency.stores.redis.encoding import completion, duration, reason_bytes
-from flask_idempotency.stores.redis.erasure import ErasureCache
-from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, milliseconds
+from flask_idempotency.stores.redis.executor import ScriptExecutor, milliseconds
+from flask_idempotency.stores.redis.scan import BATCH, ErasureCache, Scan, batches
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.step_encoding import (
     decode_entries,
@@ -43,31 +42,30 @@ JOURNALS_AT_ONCE: Final = 20
 class RedisJournals:
     """Implement `journal.Journals`. Every write is one script, and one round trip."""
 
-    def __init__(self, server: ScriptExecutor, data_loss: RedisDataLoss) -> None:
+    def __init__(self, server: ScriptExecutor, run_as_owner: Callable[..., Any]) -> None:
+        """`run_as_owner` is that of the store."""
         self._server = server
-        self._data_loss = data_loss
+        self._run_as_owner = run_as_owner
         self._scan = Scan(server)
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
         facts = fence_bytes(fence), b"%d" % writing.number, duration(lease)
         keys = layout.keys_with_journal(key)
-        self._data_loss.run_as_owner(scripts.WRITE_STEPS, keys, token, *facts, *_changes(writing))
+        self._run_as_owner(scripts.WRITE_STEPS, keys, token, *facts, *_changes(writing))
 
     def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
         keys = layout.keys_with_journal(key)
-        return decode_journal(
-            self._data_loss.run_as_owner(scripts.READ_STEPS, keys, token, fence_bytes(fence), done=())
-        )
+        return decode_journal(self._run_as_owner(scripts.READ_STEPS, keys, token, fence_bytes(fence), done=()))
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         keys = layout.keys_with_journal(key) if remember is None else layout.keys_with_memory(key)
-        self._data_loss.run_as_owner(scripts.COMPLETE, keys, token, *completion(payload, keep=keep, remember=remember))
+        self._run_as_owner(scripts.COMPLETE, keys, token, *completion(payload, keep=keep, remember=remember))
 
     def read(self, key: StorageKey) -> Journal:
         keys = layout.keys_with_journal(key)
-        found = self._data_loss.run_as_owner(scripts.READ_STEPS, keys, b"", b"", done=(b"ABSENT",))
+        found = self._run_as_owner(scripts.READ_STEPS, keys, b"", b"", done=(b"ABSENT",))
         return decode_journal(found) if isinstance(found, list) else EMPTY
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
@@ -139,7 +137,7 @@ class RedisJournals:
     def _changed(self, script: Script, key: StorageKey, *arguments: bytes | int) -> bool:
         """Run a script that changes a record or its journal as they were seen. Return False if they have changed."""
         keys = layout.keys_with_journal(key)
-        return bool(self._data_loss.run_as_owner(script, keys, *arguments, done=(b"DONE", b"OTHER")) == b"DONE")
+        return bool(self._run_as_owner(script, keys, *arguments, done=(b"DONE", b"OTHER")) == b"DONE")
 
 
 def _changes(writing: JournalWrite) -> tuple[bytes, ...]:

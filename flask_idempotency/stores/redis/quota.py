@@ -8,7 +8,8 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import limits_of
-from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, batches, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.scan import BATCH, Scan, batches
 
 _TOTALS, _WINDOW, _LIMITS, _BUCKET, _JOURNALS = (
     layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET", "JOURNALS")

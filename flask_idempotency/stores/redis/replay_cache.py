@@ -21,7 +21,8 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_cache_client
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.encoding import decode, encode
-from flask_idempotency.stores.redis.executor import Scan, ScriptExecutor
+from flask_idempotency.stores.redis.executor import ScriptExecutor
+from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.tiered import Missed
 

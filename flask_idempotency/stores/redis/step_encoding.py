@@ -38,8 +38,7 @@ from zlib import crc32
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import Effects, Entry, Journal, StepState
 from flask_idempotency.engine.model import LATEST, SealedBy, StoredPayload
-from flask_idempotency.stores.redis.encoding import KID_BYTES, length_bytes, payload_bytes, read_length
-from flask_idempotency.stores.redis.erasure import decode_erasure
+from flask_idempotency.stores.redis.encoding import KID_BYTES, decode_erasure, length_bytes, payload_bytes, read_length
 
 FENCE_BYTES: Final = 7
 ID_BYTES: Final = 12

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
@@ -36,7 +37,7 @@ from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import Tries
-from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy
+from flask_idempotency.stores.redis.data_loss import DataLossWatch, RedisDataLossPolicy
 from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -45,17 +46,19 @@ from flask_idempotency.stores.redis.encoding import (
     callers_of,
     completion,
     decode,
+    decode_erasure,
     duration,
     limits_of,
     payload_bytes,
     reason_bytes,
     reason_of,
     trace_in,
+    with_erasure,
 )
-from flask_idempotency.stores.redis.erasure import decode_erasure, with_erasure
 from flask_idempotency.stores.redis.eviction import Eviction
-from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt
+from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, refusal
 from flask_idempotency.stores.redis.notifications import RedisNotifier
+from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.task_log import RedisTaskLog
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     # Each is imported when it is first used: see `Deferred`.
     from flask_idempotency.stores.redis.activity import RedisActivity, RedisAuditTrail, RedisObservations
     from flask_idempotency.stores.redis.admin.data_keys import RedisDataKeys, RedisResponses
+    from flask_idempotency.stores.redis.admin.data_loss import RedisDataLoss
     from flask_idempotency.stores.redis.admin.health import RedisHealth
     from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery
     from flask_idempotency.stores.redis.journals import RedisJournals
@@ -161,20 +165,28 @@ class RedisStore:
     ) -> None:
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
-        self._server = ScriptExecutor(self._client, owned=self._owned, clock=clock, replicas=replicas)
+        if replicas:
+            from flask_idempotency.stores.redis.replication import ReplicatedExecutor
+
+            self._server: ScriptExecutor = ReplicatedExecutor(
+                self._client, owned=self._owned, clock=clock, replicas=replicas
+            )
+        else:
+            self._server = ScriptExecutor(self._client, owned=self._owned, clock=clock)
         self.replicas = replicas
         self._eviction = Eviction(self._server)
+        self._watch = DataLossWatch(self._client, rules or RedisDataLossPolicy())
         self.ledger: RedisLedger = deferred("quota", "RedisLedger", self._server)
         self.data_keys: RedisDataKeys = deferred("admin.data_keys", "RedisDataKeys", self._server)
         self.responses: RedisResponses = deferred("admin.data_keys", "RedisResponses", self._server)
         self.recovery: RedisRecovery = deferred("admin.janitor", "RedisRecovery", self._server, self.responses)
         self.expiry: RedisExpiry = deferred("admin.janitor", "RedisExpiry", self._server)
         self.task_log: RedisTaskLog = RedisTaskLog(self._server)
-        self.data_loss: RedisDataLoss = RedisDataLoss(
-            self._server, rules or RedisDataLossPolicy(), refuse_eviction=self._refuse_eviction
+        self.data_loss: RedisDataLoss = deferred(
+            "admin.data_loss", "RedisDataLoss", self._server, self._watch, self._eviction.refuse_claims
         )
-        self.journals: RedisJournals = deferred("journals", "RedisJournals", self._server, self.data_loss)
-        self.tenant_shards: int = self.data_loss.rules.shards
+        self.journals: RedisJournals = deferred("journals", "RedisJournals", self._server, self._run_as_owner)
+        self.tenant_shards: int = self._watch.rules.shards
         # A fakeredis server is an object of the process that made it.
         self.process_local: bool = type(self._client).__module__.partition(".")[0] == "fakeredis"
         self.health: RedisHealth = deferred("admin.health", "RedisHealth", self._server)
@@ -190,11 +202,13 @@ class RedisStore:
         first claim checks again, and the store grants no claim while Redis evicts.
         """
         self._eviction.refuse_to_start()
-        if not self._eviction.possible:
-            # The server answers. A silent one would make this call wait a second time.
-            self.data_loss.warn()
+        if self._watch.rules.after_loss == "run":
+            return
+        if self._eviction.possible:
+            # The server does not answer, and would make this call wait a second time. So the next claim looks.
+            self._watch.next_look = 0.0
         else:
-            self.data_loss.look_soon()
+            self.data_loss.warn()
 
     def close(self) -> None:
         """Close the connections if you passed a URL. A client of your own stays open."""
@@ -209,7 +223,8 @@ class RedisStore:
             )
         if self._eviction.possible:
             self._eviction.refuse_claims()
-        self.data_loss.look()
+        if monotonic() >= self._watch.next_look:
+            self.data_loss.look()
         (keys, name), tries = layout.keys_of_claim(request.key, token), Tries()
         if request.on_expiry is OnExpiry.TAKEOVER:
             keys = *keys, layout.journal(request.key)
@@ -221,7 +236,7 @@ class RedisStore:
             b"%d" % (4 * (request.on_expiry is OnExpiry.TAKEOVER) + 2 * request.notify_on_completion),
             request.key.tid + about_bytes(request.info),
             duration(lease),
-            *self.data_loss.arguments(request.key_timestamp),
+            *self._watch.arguments(request.key_timestamp),
             *(() if quota is None else limits_of(quota)),
         )
         if request.callers is not None:
@@ -237,15 +252,13 @@ class RedisStore:
                 self.release(request.key, token)
         if type(first) is int:
             grant = Grant(token, first, 1, lease, result[1])
-            self.data_loss.granted(request, grant)
+            self._watch.granted(request, grant)
             return grant
         match result:
-            case [b"REPLAYED", data, now, *erasure]:
+            case [b"REPLAYED", data, now, erasure]:
                 try:
                     record = decode(data, now=now / 1_000_000)
-                    return (
-                        record if not erasure or erasure[0] is None else with_erasure(record, decode_erasure(*erasure))
-                    )
+                    return record if erasure is None else with_erasure(record, decode_erasure(erasure))
                 except CorruptRecord:
                     # Scripts read less of a record than `decode`: to them it was a completed record that expires.
                     self._server.run(scripts.MARK_CORRUPT, keys[: layout.OF_RECORD], name, data)
@@ -255,7 +268,7 @@ class RedisStore:
             case [b"CLAIMED", fence, attempt, left, era, *before]:
                 trace = trace_in(before[0]) if before else ""
                 grant = Grant(token, fence, attempt, left / 1_000_000, era, trace)
-                self.data_loss.granted(request, grant)
+                self._watch.granted(request, grant)
                 return grant
             case _:
                 return self._refused(result)
@@ -263,7 +276,7 @@ class RedisStore:
     def void(
         self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
     ) -> Voided | Mismatched | OtherCaller | OverQuota:
-        self._refuse_eviction()
+        self._eviction.refuse_claims()
         kept, _, status, payload, _, bucket_width = completion(VOID, keep=keep)
         keys = layout.keys(request.key)
         arguments = (
@@ -273,7 +286,7 @@ class RedisStore:
             status,
             payload,
             request.key.tid + about_bytes(request.info),
-            *self.data_loss.arguments(request.key_timestamp),
+            *self._watch.arguments(request.key_timestamp),
             *(_NO_LIMITS if quota is None else limits_of(quota)),
             *(() if request.callers is None else callers_of(request.callers)),
         )
@@ -307,38 +320,50 @@ class RedisStore:
             case _:
                 raise corrupt()
 
-    def _refuse_eviction(self) -> None:
-        if self._eviction.possible:
-            self._eviction.refuse_claims()
+    def _run_as_owner(
+        self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: Container[bytes] = (b"DONE",)
+    ) -> Any:
+        """Run a script of an owner, and return its result. Raise the reason of a refusal, which is a word not in `done`.
+
+        After a restart of Redis, first check for data loss, then run the script again.
+        """
+        name = layout.name(keys)
+        result = self._server.run(script, keys, name, *arguments)
+        if result == b"DOUBT":
+            self.data_loss.judge()
+            result = self._server.run(script, keys, name, *arguments)
+        if not isinstance(result, list) and result not in done:
+            raise refusal(result)
+        return result
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        self.data_loss.run_as_owner(scripts.RENEW, layout.keys(key), token, microseconds(lease))
+        self._run_as_owner(scripts.RENEW, layout.keys(key), token, microseconds(lease))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        self.data_loss.run_as_owner(scripts.MARK_POINT_OF_NO_RETURN, layout.keys(key), token)
+        self._run_as_owner(scripts.MARK_POINT_OF_NO_RETURN, layout.keys(key), token)
 
     def complete(
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         keys = layout.keys(key) if remember is None else layout.keys_with_memory(key)
-        self.data_loss.run_as_owner(scripts.COMPLETE, keys, token, *completion(payload, keep=keep, remember=remember))
+        self._run_as_owner(scripts.COMPLETE, keys, token, *completion(payload, keep=keep, remember=remember))
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         keys = layout.keys(key)
         concerned = *keys, layout.cancelled(keys, token), layout.journal(key)
-        result = self.data_loss.run_as_owner(
+        result = self._run_as_owner(
             scripts.RELEASE, concerned, token, CANCELLED_MS, paused_token(token), _IN_DOUBT, done=_RELEASED
         )
         return _RELEASED[result]
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self.data_loss.run_as_owner(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
+        self._run_as_owner(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
 
     def read(self, key: StorageKey) -> Record | None:
-        now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
+        now, data, erasure = self._server.run(scripts.READ, layout.keys(key))
         if data is None:
             return None
-        return as_kept(with_erasure(decode(data, now=now / 1_000_000), decode_erasure(*erasure)))
+        return as_kept(with_erasure(decode(data, now=now / 1_000_000), decode_erasure(erasure)))
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         facts = int(payload.success), payload.status, payload_bytes(payload)

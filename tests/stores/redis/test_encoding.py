@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flask_idempotency.engine.model import ERASED, OnExpiry, Record, RequestInfo, SealedBy, State, StoredPayload
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.encoding import _TID, ABOUT_TEXT_BYTES, decode, encode
+from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, TID_AT, decode, encode
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.support import Standing, a_key, for_each, stand
 from flask_idempotency.testing.doubles import FrozenClock
@@ -96,7 +96,7 @@ def test_python_encodes_the_same_bytes_as_the_scripts(
     assert isinstance(stored, bytes)
 
     assert encode(decode(stored, now=0.0), tid=key.tid) == stored
-    assert stored[_TID] == key.tid
+    assert stored[TID_AT] == key.tid
 
 
 @for_each(

@@ -13,7 +13,9 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.model import InFlight, OnExpiry, Record, State
-from flask_idempotency.stores.redis import data_loss, layout
+from flask_idempotency.stores.redis import data_loss as watching
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.admin import data_loss
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -58,7 +60,7 @@ def ready_store(server: RedisServer) -> Iterator[RedisStore]:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on a store knows nothing of what others were granted."""
-    monkeypatch.setattr(data_loss, "_granted", {})
+    monkeypatch.setattr(watching, "_granted", {})
 
 
 def killed(server: RedisServer) -> None:
@@ -149,7 +151,7 @@ def test_a_server_with_weak_durability_needs_an_operator(
     with connect(server.url) as client:
         for name, value in settings.items():
             client.config_set(name, value)
-    store.data_loss._next_look = 0.0
+    store._watch.next_look = 0.0
     granted(claim(store, key()))
     killed(server)
 
@@ -272,7 +274,7 @@ def test_a_server_that_had_a_replica_needs_an_operator(
     replica = start_redis()
     with redis.Redis.from_url(replica.url) as client, connect(server.url) as followed:
         follow(client, followed, port=server.port)
-        store.data_loss._next_look = 0.0
+        store._watch.next_look = 0.0
         granted(claim(store, key()))
     killed(server)
 

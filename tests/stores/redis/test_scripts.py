@@ -20,8 +20,9 @@ from flask_idempotency.engine.model import TRANSITIONS, VOIDED, OnExpiry, State
 from flask_idempotency.engine.observations import Ending
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.executor import Call, Replication, ScriptExecutor
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
+from flask_idempotency.stores.redis.replication import touch
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -424,7 +425,7 @@ def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(sent: dict[st
         closing(RedisReplayCache(fakeredis.FakeRedis(server=server), clock=clock)) as cache,
     ):
         every_operation(store, cache, clock)
-    touched, _ = Replication(1).row(layout.keys(a_key())[0], known=True)
+    touched = touch(layout.keys(a_key())[0], known=True)
     sent["touch"] = {(int(touched[2]), len(touched) - 3 - int(touched[2]))}
 
     assert set(SCRIPTS) - set(sent) == set()

@@ -15,9 +15,9 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, payload_bytes, seen_record
-from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
-from flask_idempotency.stores.redis.executor import BATCH, Call, Scan, ScriptExecutor, corrupt, text_in, whole_number
+from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, payload_bytes
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, refusal, text_in, whole_number
+from flask_idempotency.stores.redis.scan import BATCH, ErasureCache, Scan, seen_record
 
 _ID_BYTES = 16
 _LAST_KEY, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "DISABLED"))
@@ -167,10 +167,8 @@ class RedisResponses:
         facts = (int(old.success), old.status, payload_bytes(old), int(new.success), new.status, payload_bytes(new))
         number = 0 if new.sealed_by is None else new.sealed_by.number
         result = self._server.run(scripts.REPLACE_RESPONSE, keys, layout.name(keys), *facts, number)
-        if missing := missing_data_key(result):
-            raise missing
-        if result == b"CORRUPT":
-            raise corrupt()
+        if result not in (b"DONE", b"OTHER"):
+            raise refusal(result)
         return bool(result == b"DONE")
 
     def count(self) -> Mapping[str, int]:

@@ -66,7 +66,7 @@ class RedisHealth:
             "persistence": _persistence,
             "persistence-errors": _errors,
             "memory": _memory,
-            "replication": partial(_replication, awaited=self._server.replication.replicas),
+            "replication": partial(_replication, awaited=self._server.replicas),
             "shared": _shared,
         }
         return [_worst([Finding(name, *check(look)) for look in looks]) for name, check in checks.items()]

@@ -12,9 +12,9 @@ from flask_idempotency.engine.keys import new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
-from flask_idempotency.stores.redis.encoding import NUMBERS, completion, seen_record
-from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
-from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, batches, corrupt, milliseconds
+from flask_idempotency.stores.redis.encoding import NUMBERS, completion
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, milliseconds, refusal
+from flask_idempotency.stores.redis.scan import ErasureCache, batches, seen_record
 from flask_idempotency.stores.redis.scripts import Script
 
 PARTITIONS_AT_ONCE: Final = 128
@@ -249,7 +249,7 @@ class RedisRecovery:
         result = self._server.run(scripts.RESOLVE, keys, layout.name(keys), token, *as_seen, *lives)
         if result in (b"DONE", b"OTHER"):
             return bool(result == b"DONE")
-        raise missing_data_key(result) or corrupt()
+        raise refusal(result)
 
     def force_release(self, seen: SeenRecord) -> bool:
         record = seen.record

@@ -16,7 +16,7 @@ from flask_idempotency.engine.model import NO_INFO, RequestInfo, SealedBy, Store
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES
-from flask_idempotency.stores.redis.executor import Scan
+from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
