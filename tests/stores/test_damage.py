@@ -191,7 +191,7 @@ STORED_STEP = summed(step_bytes(STEP)[:1] + bytes(step_encoding._BODY - 1) + ste
 
 TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "number": (b"1700000000000000", whole_number),
-    "limits": (b"100,,5,10,60000000,60.0", quota._decode_limits),
+    "limits": (b"100,,5,10,60000000,60.0", quota.decode_limits),
     "totals": (b"3 4096 1700000000000", lambda text: quota._counts(text, 3)),
     "bucket": (b"b1700000000000", lambda text: list(quota._numbered(b"b", {text: b"1 2"}))),
     "window": (b"17 4", lambda text: quota._new_keys(60_000_000, text, 1_700_000_000_000_000)),
@@ -205,7 +205,7 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         b"1700000000000",
         lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text, text)),
     ),
-    "data key": (b"\x0a2026-11-21wrapped", data_keys._kid_and_wrapped),
+    "data key": (b"\x0a2026-11-21wrapped", lambda text: data_keys._key(b"1", {b"1": text}, 0)),
     "key's number": (b"70000", lambda text: data_keys._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
     "step": (STORED_STEP, lambda text: step_encoding.decode_entry(STEP.id, text)),
     "step with its checksums": (STORED_STEP, lambda text: step_encoding.decode_entry(STEP.id, summed(text))),

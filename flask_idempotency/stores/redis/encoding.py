@@ -137,6 +137,20 @@ def payload_bytes(payload: StoredPayload) -> bytes:
     )
 
 
+def read_payload(data: bytes, at: int, status: int, *, success: bool) -> StoredPayload:
+    """Decode what `payload_bytes` wrote from this position on. Raise `CorruptRecord` or `IndexError` for other bytes."""
+    byte_size, at = read_length(data, at)
+    number, at = (data[at], at + 1) if data[at] < 128 else read_length(data, at)
+    sealed_by = None
+    if number:
+        size, start = read_length(data, at)
+        at = start + size
+        if size > KID_BYTES or at > len(data):
+            raise CorruptRecord("the key's id in the record in Redis is cut short, or too long")
+        sealed_by = SealedBy(data[start:at].decode(), number - 1)
+    return StoredPayload(data[at:], status, success, byte_size, sealed_by)
+
+
 def reason_bytes(reason: str) -> bytes:
     """Encode a quarantine's reason for a record, after its length. Cut one that is too long."""
     return _long_text(reason[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass"))
@@ -185,16 +199,8 @@ def decode(data: bytes, *, now: float) -> Record:
                 raise CorruptRecord("the quarantine's reason in Redis is cut short")
             reason = reason_of(data[start:at])
         if state is State.COMPLETED or (state is State.QUARANTINED and at < len(data)):
-            completed_at, sealed_by = completed_ms / 1000, None
-            byte_size, at = read_length(data, at)
-            number, at = (data[at], at + 1) if data[at] < 128 else read_length(data, at)
-            if number:
-                size, start = read_length(data, at)
-                at = start + size
-                if size > KID_BYTES or at > len(data):
-                    raise CorruptRecord("the key's id in the record in Redis is cut short, or too long")
-                sealed_by = SealedBy(data[start:at].decode(), number - 1)
-            payload = StoredPayload(data[at:], status, first & 2 == 2, byte_size, sealed_by)
+            completed_at = completed_ms / 1000
+            payload = read_payload(data, at, status, success=first & 2 == 2)
     except (ValueError, IndexError, KeyError) as error:
         raise CorruptRecord("the bytes in Redis are not a record") from error
     # By position: every replay runs this, and names would cost a microsecond.

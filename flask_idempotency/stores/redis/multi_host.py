@@ -65,9 +65,9 @@ def make_multi_host(url: str, options: dict[str, Any]) -> redis.Redis | Cluster:
         )
     if database:
         raise ValueError("a Cluster has only database 0")
-    return Cluster(named.addresses, lambda address: _node(address, named.tls, options))
+    kind = SSLConnection if named.tls else Connection
 
+    def make_client(address: Address) -> redis.Redis:
+        return redis.Redis.from_pool(ConnectionPool(kind, host=address.host, port=address.port, **options))
 
-def _node(address: Address, tls: bool, options: dict[str, Any]) -> redis.Redis:
-    kind = SSLConnection if tls else Connection
-    return redis.Redis.from_pool(ConnectionPool(kind, host=address.host, port=address.port, **options))
+    return Cluster(named.addresses, make_client)

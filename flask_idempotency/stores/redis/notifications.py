@@ -32,7 +32,11 @@ class RedisNotifier(ThreadedNotifier):
                 message = subscriber.get_message(timeout=POLL_SECONDS)
                 if message is not None:
                     last_message_at, pinged = time.monotonic(), False
-                    self._receive(message)
+                    if message["type"] == "subscribe":
+                        self._connected()
+                    elif message["type"] == "message":
+                        name = message["data"]
+                        self._wake(name.encode() if isinstance(name, str) else name)
                     continue
                 silent = time.monotonic() - last_message_at
                 # After twice the time without a reply to the ping, the connection is lost.
@@ -43,10 +47,3 @@ class RedisNotifier(ThreadedNotifier):
                     pinged = True
         finally:
             subscriber.close()
-
-    def _receive(self, message: dict[str, Any]) -> None:
-        if message["type"] == "subscribe":
-            self._connected()
-        elif message["type"] == "message":
-            name = message["data"]
-            self._wake(name.encode() if isinstance(name, str) else name)

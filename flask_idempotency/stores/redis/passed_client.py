@@ -10,10 +10,7 @@ from flask_idempotency.stores.redis.connection import Command, Tries, key_of
 
 
 class ClientConnection:
-    """Send commands through the application's own client, with its retries, routing and instrumentation.
-
-    That client does not report its retries.
-    """
+    """That client does not report its retries."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -22,32 +19,30 @@ class ClientConnection:
         # NEVER_DECODE returns bytes even if the client has decode_responses=True.
         return self._client.execute_command(*command, NEVER_DECODE=True)
 
-    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         return _piped(self._client, commands)
 
-    def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        return _piped(self._client, commands)
+    pipeline_one_node = pipeline
 
 
-class ClientClusterConnection:
-    """Send commands through the application's Cluster client.
+class ClientClusterConnection(ClientConnection):
+    """Such a client raises built-in errors in cases that it does not handle, such as a node that it does not know yet.
 
-    Such a client raises built-in errors in cases that it does not handle, such as a node that it does not know yet. This
-    class raises `failure` instead. The next call works again.
+    This class raises `failure` instead. The next call works again.
     """
 
     def __init__(self, client: Any, *, failure: type[Exception], elsewhere: tuple[type[Exception], ...]) -> None:
-        self._client = client
+        super().__init__(client)
         self._failure = failure
         self._elsewhere = elsewhere
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
         with self._converted_errors():
-            return self._client.execute_command(*command, NEVER_DECODE=True)
+            return super().__call__(*command)
 
-    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         with self._converted_errors():
-            return _piped(self._client, commands)
+            return super().pipeline(commands)
 
     def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         with self._converted_errors():
@@ -55,7 +50,7 @@ class ClientClusterConnection:
             if replies is not None:
                 return replies
             # The client follows the redirect of a single command, and then knows the new node.
-            self._client.execute_command(*commands[0], NEVER_DECODE=True)
+            super().__call__(*commands[0])
             replies = self._pipeline_owner(commands)
         if replies is None:
             raise self._failure("the key is not on the node that the Cluster names")

@@ -43,7 +43,7 @@ class RedisLedger:
 
     def limits(self, tid: bytes) -> Quota:
         text = self._server.execute("HGET", layout.tenant_quota(tid), _LIMITS)
-        return Quota() if text is None else _decode_limits(text)
+        return Quota() if text is None else decode_limits(text)
 
     def limit(self, tid: bytes, quota: Quota) -> None:
         if quota.unlimited:
@@ -117,20 +117,16 @@ class RedisLedger:
         return {edge: b"%d %d" % count for edge, count in counts.items()}
 
 
-def _decode_limits(text: bytes) -> Quota:
-    fault = CorruptRecord("a tenant's limits in Redis are corrupt: run flask idempotency quota set")
-    if len(text) > _LIMITS_BYTES:
-        raise fault
-    parts = text.split(b",")
-    if len(parts) != 6:
-        raise fault
+def decode_limits(text: bytes) -> Quota:
+    """Decode the field `LIMITS` of a tenant's quota."""
+    parts = text.split(b",") if len(text) <= _LIMITS_BYTES else []
     try:
         records, stored, in_flight, count, _ = (whole_number(part) if part else None for part in parts[:5])
         seconds = float(parts[5]) if parts[5] else None
-    except (ValueError, CorruptRecord) as error:
-        raise fault from error
-    if seconds is not None and not 0 < seconds < _LONGEST_WINDOW:
-        raise fault
+        if len(parts) > 6 or not (seconds is None or 0 < seconds < _LONGEST_WINDOW):
+            raise corrupt()
+    except (ValueError, IndexError, CorruptRecord) as error:
+        raise CorruptRecord("a tenant's limits in Redis are corrupt: run flask idempotency quota set") from error
     return Quota(records, stored, in_flight, None if count is None or seconds is None else NewKeys(count, seconds))
 
 

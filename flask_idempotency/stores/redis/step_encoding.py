@@ -37,8 +37,14 @@ from zlib import crc32
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import Effects, Entry, Journal, StepState
-from flask_idempotency.engine.model import LATEST, SealedBy, StoredPayload
-from flask_idempotency.stores.redis.encoding import KID_BYTES, decode_erasure, length_bytes, payload_bytes, read_length
+from flask_idempotency.engine.model import LATEST
+from flask_idempotency.stores.redis.encoding import (
+    decode_erasure,
+    length_bytes,
+    payload_bytes,
+    read_length,
+    read_payload,
+)
 
 FENCE_BYTES: Final = 7
 ID_BYTES: Final = 12
@@ -126,7 +132,10 @@ def decode_entry(id: bytes, data: bytes) -> Entry:
         digest, at = data[at : at + size], at + size
         size, at = read_length(data, at)
         name, at = data[at : at + size].decode(), at + size
-        payload = _payload(data, at, success=bool(flags & _SUCCESS)) if flags & _HAS_PAYLOAD else None
+        payload = None
+        if flags & _HAS_PAYLOAD:
+            status = int.from_bytes(data[at : at + 2], "big")
+            payload = read_payload(data, at + 2, status, success=bool(flags & _SUCCESS))
     except (ValueError, IndexError) as error:
         raise CorruptRecord("an entry of the journal in Redis cannot be read") from error
     return Entry(
@@ -143,19 +152,6 @@ def decode_entry(id: bytes, data: bytes) -> Entry:
         began / 1_000_000,
         finished / 1_000_000 if flags & _FINISHED else None,
     )
-
-
-def _payload(data: bytes, at: int, *, success: bool) -> StoredPayload:
-    status = int.from_bytes(data[at : at + 2], "big")
-    byte_size, at = read_length(data, at + 2)
-    number, at = read_length(data, at)
-    sealed_by = None
-    if number:
-        size, at = read_length(data, at)
-        if size > KID_BYTES:
-            raise ValueError("the key's id is too long")
-        sealed_by, at = SealedBy(data[at : at + size].decode(), number - 1), at + size
-    return StoredPayload(data[at:], status, success, byte_size, sealed_by)
 
 
 def _crc(id: bytes, flags: bytes, body: bytes) -> bytes:

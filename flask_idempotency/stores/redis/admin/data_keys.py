@@ -104,14 +104,11 @@ def _numbers(fields: Mapping[bytes, bytes]) -> list[bytes]:
 def _key(number: bytes, fields: Mapping[bytes, bytes], now: int) -> DataKey:
     closed = fields.get(_DISABLED + number)
     closed_for = None if closed is None else (now - whole_number(closed)) / 1_000_000
-    return DataKey(whole_number(number), *_kid_and_wrapped(fields[number]), closed_for)
-
-
-def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
+    kept = fields[number]
     end = 1 + kept[0] if kept else 1
     if not end <= len(kept) <= end + LARGEST_WRAPPED:
         raise corrupt()
-    return text_in(kept[1:end]), kept[end:]
+    return DataKey(whole_number(number), text_in(kept[1:end]), kept[end:], closed_for)
 
 
 KEYS_AT_ONCE: Final = 2000
