@@ -246,30 +246,24 @@ class TieredStore:
         """Return the key in the cache, or None while the system's identity is unknown."""
         if self._identified is None:
             return key
-        if self._identity is None:
-            self._identity = self._read_identity(self._identified)
+        # If the system is down, the claim itself will wait for it. Do not wait twice.
+        if self._identity is None and self._answered:
+            try:
+                identity = self._identified.identity()
+                if isinstance(self._identified, KnowsCache):
+                    # Do this before the first response is cached, so that hosts without a cache can detect it.
+                    self._identified.note_cache()
+                self._identity = identity
+            except Exception as error:  # noqa: BLE001 - after any error, requests run without the cache
+                self._answered = False
+                if not self._warned:
+                    self._warned = True
+                    # Other errors may quote secrets.
+                    why = error if isinstance(error, IdempotencyError) else cause_of(error)
+                    _log.warning("Cannot read the store's identity (%s): requests run without the replay cache", why)
         if self._identity is None:
             return None
         return StorageKey(sha256(self._identity + key.rid).digest(), key.tid, key.label, key.mark)
-
-    def _read_identity(self, identified: Identified) -> bytes | None:
-        # If the system is down, the claim itself will wait for it. Do not wait twice.
-        if not self._answered:
-            return None
-        try:
-            identity = identified.identity()
-            if isinstance(identified, KnowsCache):
-                # Do this before the first response is cached, so that hosts without a cache can detect it.
-                identified.note_cache()
-            return identity
-        except Exception as error:  # noqa: BLE001 - after any error, requests run without the cache
-            self._answered = False
-            if not self._warned:
-                self._warned = True
-                # Other errors may quote secrets.
-                why = error if isinstance(error, IdempotencyError) else cause_of(error)
-                _log.warning("Cannot read the store's identity (%s): requests run without the replay cache", why)
-            return None
 
     def _remember(self, key: StorageKey, token: bytes, missed_at: int) -> None:
         self._missed[key.rid + token] = missed_at

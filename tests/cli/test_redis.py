@@ -150,7 +150,7 @@ def test_init_of_one_that_is_ready_changes_and_tells_nothing(world: World) -> No
 def test_one_with_claims_in_it_is_not_new(world: World, client: redis.Redis) -> None:
     """Owners that survive put theirs back: where some are, it was emptied."""
     assert 500 == world.post(headers={"X-Fail": "yes"}).status_code
-    client.delete(*map(layout.memory_in, range(ALL)))
+    client.delete(*map(layout.facts_in, range(ALL)))
 
     assert "not new" in refusal(run(world, "init"))
     assert {"missing": ALL} == said_status(world)["losses"]
@@ -327,8 +327,8 @@ def test_an_application_that_starts_on_one_says_so_in_one_line(
 ) -> None:
     """The gravest, whatever else is wrong; and nothing where all is well, or where forgetting is allowed."""
     assert [] == told_at_start(caplog, server.url)
-    client.delete(layout.memory_in(7))
-    client.hset(layout.memory_in(8), mapping={"process": "0" * 40, "replication_id": "0" * 40})
+    client.delete(layout.facts_in(7))
+    client.hset(layout.facts_in(8), mapping={"process": "0" * 40, "replication_id": "0" * 40})
     (missing,) = told_at_start(caplog, server.url)
     (foreign,) = told_at_start(caplog, server.url, store_id="another")
 
@@ -339,6 +339,6 @@ def test_an_application_that_starts_on_one_says_so_in_one_line(
 def test_what_cannot_be_read_at_start_keeps_nobody_from_starting(
     server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.set(layout.memory_in(7), "not ours")
+    client.set(layout.facts_in(7), "not ours")
 
     assert ["Cannot check Redis for data loss (ResponseError: WRONGTYPE)"] == told_at_start(caplog, server.url)

@@ -43,7 +43,7 @@ def handing_over(redis_client: redis.Redis, clock: FrozenClock) -> Loss:
     def hand_over() -> None:
         with redis_client.pipeline(transaction=False) as pipeline:
             for partition in range(layout.PARTITIONS):
-                pipeline.hset(layout.memory_in(partition), mapping=ANOTHER)  # type: ignore[arg-type]
+                pipeline.hset(layout.facts_in(partition), mapping=ANOTHER)  # type: ignore[arg-type]
             pipeline.execute()
         clock.advance(1)
 

@@ -124,7 +124,7 @@ def test_the_name_of_a_redis_controls_no_terminal(redis_servers: RedisServers) -
     with connect(server.url) as client:
         pipeline = client.pipeline(transaction=False)
         for partition in range(layout.PARTITIONS):
-            pipeline.hset(layout.memory_in(partition), mapping={"store_id": ORDERS, "layout": ORDERS})
+            pipeline.hset(layout.facts_in(partition), mapping={"store_id": ORDERS, "layout": ORDERS})
         pipeline.execute()
         client.hset(layout.TASKS, f"re{ORDERS}ap", json.dumps({"counts": ORDERS}))
     for command in (

@@ -270,21 +270,14 @@ class MemoryHealth:
         )
 
 
-@dataclass(slots=True)
-class _TenantCounts:
-    """What one tenant has in its quota beside its records."""
-
-    windows: dict[float, tuple[int, int]] = field(default_factory=dict)
-    """By a window's length in seconds: the number of the window, and its new keys."""
-    limits: Quota = field(default_factory=Quota)
-
-
 class MemoryLedger:
     """Implement `capabilities.Ledger`. It counts a tenant's records when it is asked, so no count can drift."""
 
     def __init__(self, shared: MemoryRecords) -> None:
         self._shared = shared
-        self._tenants: defaultdict[bytes, _TenantCounts] = defaultdict(_TenantCounts)
+        self._limits: dict[bytes, Quota] = {}
+        self._windows: defaultdict[bytes, dict[float, tuple[int, int]]] = defaultdict(dict)
+        """By tenant, and by a window's length in seconds: the number of the window, and its new keys."""
 
     def usage(self, tid: bytes) -> Usage:
         with self._shared.moment() as now:
@@ -292,15 +285,15 @@ class MemoryLedger:
 
     def limits(self, tid: bytes) -> Quota:
         with self._shared.lock:
-            return self._tenants[tid].limits
+            return self._limits.get(tid, Quota())
 
     def limit(self, tid: bytes, quota: Quota) -> None:
         with self._shared.lock:
-            self._tenants[tid].limits = quota
+            self._limits[tid] = quota
 
     def tenants(self) -> Sequence[bytes]:
         with self._shared.lock:
-            return tuple({*self._tenants, *self._shared.counted})
+            return tuple({*self._limits, *self._windows, *self._shared.counted})
 
     def reconcile(self, tid: bytes) -> Drift:
         return Drift()
@@ -309,7 +302,7 @@ class MemoryLedger:
 
     def check(self, tid: bytes, quota: Quota, now: float) -> OverQuota | None:
         """Return the limit that refuses one more key of this tenant, or None."""
-        quota = quota.overlaid(self._tenants[tid].limits)
+        quota = quota.overlaid(self._limits.get(tid, Quota()))
         used, ends, leases = self._usage(tid, now)
         if quota.records is not None and used.records >= quota.records:
             return OverQuota("records", quota.records, retry_after=min(ends, default=now) - now)
@@ -325,14 +318,13 @@ class MemoryLedger:
 
     def count_new_key(self, tid: bytes, quota: Quota, now: float) -> None:
         """Count one more new key in its window."""
-        tenant = self._tenants[tid]
-        rate = quota.overlaid(tenant.limits).new_keys
+        rate = quota.overlaid(self._limits.get(tid, Quota())).new_keys
         if rate is not None:
             number, _ = window_of(int(now * 1_000_000), rate)
-            tenant.windows[rate.seconds] = number, self._in_window(tid, rate, now) + 1
+            self._windows[tid][rate.seconds] = number, self._in_window(tid, rate, now) + 1
 
     def _in_window(self, tid: bytes, rate: NewKeys, now: float) -> int:
-        number, seen = self._tenants[tid].windows.get(rate.seconds, (-1, 0))
+        number, seen = self._windows[tid].get(rate.seconds, (-1, 0))
         return seen if number == window_of(int(now * 1_000_000), rate)[0] else 0
 
     def _usage(self, tid: bytes, now: float) -> tuple[Usage, list[float], list[float]]:
@@ -354,8 +346,7 @@ class MemoryLedger:
             if record.deadline > now and record.payload is not None:
                 stored += record.payload.byte_size
             ends += [each for each in (record.deadline, until) if each > now]
-        windows = self._tenants[tid].windows
-        new_keys = max((self._in_window(tid, NewKeys(0, seconds), now) for seconds in windows), default=0)
+        new_keys = max((self._in_window(tid, NewKeys(0, each), now) for each in self._windows[tid]), default=0)
         return Usage(counted, stored, len(leases), new_keys), ends, leases
 
 

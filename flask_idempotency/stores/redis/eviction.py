@@ -69,23 +69,22 @@ class Eviction:
         raise StoreUnavailable(f"this Redis evicts: it has maxmemory-policy {policy}")
 
     def _evicting_policy(self) -> str | None:
-        policies = [self._policy(node) for _, node in primaries(self._server.client)]
+        client, policies = self._server.client, list[Any]()
+        for _, node in primaries(client):
+            try:
+                info = self._server.directly(client.info, node=node)
+            except self._errors.refused as error:
+                if not self._errors.is_refusal(error):
+                    raise
+                policies.append(None)
+            else:
+                self._is_cluster_node = node is None and info.get("cluster_enabled") == 1
+                policies.append(info.get("maxmemory_policy"))
         if None in policies:
             _log.warning("Redis does not show its maxmemory-policy: make sure that it is noeviction")
-        evicting = [policy for policy in policies if policy not in (None, "noeviction")]
+        evicting = [str(policy) for policy in policies if policy not in (None, "noeviction")]
         self.possible = bool(evicting)
         return evicting[0] if evicting else None
-
-    def _policy(self, node: Any) -> str | None:
-        try:
-            info = self._server.directly(self._server.client.info, node=node)
-        except self._errors.refused as error:
-            if not self._errors.is_refusal(error):
-                raise
-            return None
-        self._is_cluster_node = node is None and info.get("cluster_enabled") == 1
-        policy = info.get("maxmemory_policy")
-        return None if policy is None else str(policy)
 
 
 def evicts(policy: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing, LeaseLost, StoreUnavailable
@@ -98,30 +99,24 @@ class ScriptExecutor:
 
     def execute(self, *command: Argument) -> Any:
         """Return what this command returns."""
-        try:
+        with self._decides():
             return self._connection(*words(command))
-        except self.errors.unavailable as error:
-            raise self._store_error(error) from error
 
     def scan(self, cursor: int, pattern: bytes, count: int, *, node: Any = None) -> tuple[int, list[bytes]]:
         """Return the next cursor and some keys of this pattern. A cursor of 0 ends the scan. `node` selects a Cluster node."""
         command = words(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
-        try:
+        with self._decides():
             if node is None:
                 after, keys = self._connection(*command)
             else:
                 after, keys = self.directly(self.client.execute_command, *command, node=node, NEVER_DECODE=True)
-        except self.errors.unavailable as error:
-            raise self._store_error(error) from error
         # A Cluster's client returns a cursor for each node that it scanned: here there is one.
         return int(next(iter(after.values())) if isinstance(after, dict) else after), keys
 
     def primaries(self) -> list[tuple[bytes, Any]]:
         """Return the name and node of each primary of a Cluster. A single server has neither name nor node."""
-        try:
+        with self._decides():
             return primaries(self.client)
-        except self.errors.unavailable as error:
-            raise self._store_error(error) from error
 
     def directly(self, method: Callable[..., Any], *arguments: Any, node: Any = None, **options: Any) -> Any:
         """Call this method of the client, on this node of a Cluster. Raise the errors of the client's library."""
@@ -140,16 +135,22 @@ class ScriptExecutor:
     def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
-        try:
+        with self._decides():
             return self._connection.pipeline(commands)
-        except self.errors.unavailable as error:
-            raise self._store_error(error) from error
 
     def _checked(self, replies: list[Any]) -> list[Any]:
         for error in replies:
             if isinstance(error, Exception):
                 raise self._store_error(error) from error
         return replies
+
+    @contextmanager
+    def _decides(self) -> Iterator[None]:
+        """Raise what the client raises as an error of the store. `run` does so by itself, because every request runs it."""
+        try:
+            yield
+        except self.errors.unavailable as error:
+            raise self._store_error(error) from error
 
     def _store_error(self, error: Exception) -> Exception:
         if "WRONGTYPE" in str(error):

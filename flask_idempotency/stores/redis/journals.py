@@ -83,7 +83,7 @@ class RedisJournals:
     def walk(
         self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
     ) -> StepPage:
-        names, following = self._scan.page(layout.journals_of(tid), after=after, count=min(limit, BATCH))
+        names, following = self._scan.page(layout.every(b"s", tid), after=after, count=min(limit, BATCH))
         return StepPage(
             tuple(
                 answer
@@ -104,14 +104,14 @@ class RedisJournals:
 
     def count(self) -> Mapping[str, int]:
         counts = Counter[str]()
-        for names in self._scan.all(layout.journals_of(None)):
+        for names in self._scan.all(layout.every(b"s")):
             for answer in self._answers(names):
                 payload = answer.entry.payload
                 counts[kid_of(payload)] += payload is not None and payload.sealed_by != ERASED
         return counts
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
-        names, following = self._scan.page(layout.journals_of(None), after=after, count=min(limit, BATCH))
+        names, following = self._scan.page(layout.every(b"s"), after=after, count=min(limit, BATCH))
         removed = sum(self._server.run(scripts.SWEEP_JOURNALS, _pairs(batch)) for batch in _batches(names))
         return SweptJournals(removed, following)
 

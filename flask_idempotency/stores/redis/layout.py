@@ -112,8 +112,8 @@ def keys(key: StorageKey) -> Keys:
 def _tenant_keys(tid: bytes) -> tuple[bytes, tuple[bytes, bytes, bytes, bytes, bytes, bytes]]:
     """Return the prefix of a tenant's records, and the other keys. Cached: building them takes a microsecond."""
     return _prefix(tid) + b"r:", (
-        *indexes(tid),
-        partition_facts(tid),
+        *indexes_in(number(tid)),
+        facts_in(number(tid)),
         tenant_unfinished(tid),
         tenant_quota(tid),
         data_keys(tid),
@@ -134,11 +134,6 @@ def keys_of_claim(key: StorageKey, token: bytes) -> tuple[tuple[bytes, ...], byt
 def name(keys: Sequence[bytes]) -> bytes:
     """Return the name of this record in the indexes."""
     return keys[0].rpartition(b":")[2]
-
-
-def record(tid: bytes, name: bytes) -> bytes:
-    """Return the key of the record with this name in the indexes of the tenant's partition."""
-    return record_in(number(tid), name)
 
 
 def record_in(partition: int, name: bytes) -> bytes:
@@ -197,11 +192,6 @@ def number(tid: bytes) -> int:
     return int.from_bytes(tid[:2], "big") % PARTITIONS
 
 
-def indexes(tid: bytes) -> tuple[bytes, bytes]:
-    """Return the two indexes of the tenant's partition: records in flight, and quarantined records."""
-    return indexes_in(number(tid))
-
-
 def indexes_in(partition: int) -> tuple[bytes, bytes]:
     """Return the two indexes of this partition: records in flight, and quarantined records."""
     prefix = _beginning(partition)
@@ -218,12 +208,7 @@ def keys_with_memory(key: StorageKey) -> tuple[bytes, ...]:
     return *keys(key), journal(key), remembered_in(number(key.tid))
 
 
-def partition_facts(tid: bytes) -> bytes:
-    """Return the hash with the facts of the tenant's partition."""
-    return _prefix(tid) + b"m"
-
-
-def memory_in(partition: int) -> bytes:
+def facts_in(partition: int) -> bytes:
     """Return the hash with the facts of this partition."""
     return _beginning(partition) + b"m"
 
@@ -243,14 +228,9 @@ def data_keys(tid: bytes) -> bytes:
     return _prefix(tid) + b"k:" + _text(tid)
 
 
-def records_of(tid: bytes | None) -> bytes:
-    """Return the SCAN pattern of the records of this tenant's partition, or of all records."""
-    return (b"idm1:{*}:" if tid is None else _prefix(tid)) + b"r:*"
-
-
-def journals_of(tid: bytes | None) -> bytes:
-    """Return the SCAN pattern of the journals of this tenant's partition, or of all journals."""
-    return (b"idm1:{*}:" if tid is None else _prefix(tid)) + b"s:*"
+def every(letter: bytes, tid: bytes | None = None) -> bytes:
+    """Return the SCAN pattern of the keys with this letter: in this tenant's partition, or all."""
+    return (b"idm1:{*}:" if tid is None else _prefix(tid)) + letter + b":*"
 
 
 def is_record(key: bytes) -> bool:
@@ -259,11 +239,6 @@ def is_record(key: bytes) -> bool:
 
 
 _TAGGED: Final = len(b"idm1:{p0000}")
-
-
-EVERY_LEDGER: Final = b"idm1:{*}:[fq]:*"
-EVERY_TENANT_KEYS: Final = b"idm1:{*}:k:*"
-"""SCAN patterns."""
 
 
 def freed(key: StorageKey) -> bytes:
@@ -285,11 +260,6 @@ def cached_response(key: StorageKey) -> bytes:
 def cache_erasure(tid: bytes) -> bytes:
     """Return the key with the time at which the tenant's cached responses were erased."""
     return _prefix(tid) + b"e:" + _text(tid)
-
-
-def cached_responses_of(tid: bytes) -> bytes:
-    """Return the SCAN pattern of the cached responses of this tenant's partition."""
-    return _prefix(tid) + b"c:*"
 
 
 def observation(key: StorageKey) -> bytes:

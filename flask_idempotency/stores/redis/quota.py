@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import limits_of
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scan import BATCH, Scan, batches
 
-_TOTALS, _WINDOW, _LIMITS, _BUCKET, _JOURNALS = (
-    layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET", "JOURNALS")
-)
+_LIMITS, _BUCKET, _JOURNALS = (layout.FIELDS[name].encode() for name in ("LIMITS", "BUCKET", "JOURNALS"))
 
 _LIMITS_BYTES = 200
 """Enough for six numbers and five commas."""
@@ -30,16 +28,10 @@ class RedisLedger:
 
     def usage(self, tid: bytes) -> Usage:
         keys = layout.tenant_unfinished(tid), layout.tenant_quota(tid)
-        now, unsettled, in_flight, pairs = self._server.run(scripts.QUOTA_USAGE, keys)
-        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        ended = [_counts(text, 2) for edge, text in _numbered(_BUCKET, fields) if edge * 1000 <= now]
-        records, stored, _ = _counts(fields.get(_TOTALS, b"0 0 0"), 3)
-        return Usage(
-            records=unsettled + max(records - sum(count for count, _ in ended), 0),
-            bytes=max(stored - sum(size for _, size in ended), 0) + whole_number(fields.get(_JOURNALS, b"0")),
-            in_flight=in_flight,
-            new_keys=max((_new_keys(*window, now) for window in _numbered(_WINDOW, fields)), default=0),
-        )
+        found = self._server.run(scripts.QUOTA_USAGE, keys)
+        if found == b"CORRUPT":
+            raise corrupt()
+        return Usage(*found)
 
     def limits(self, tid: bytes) -> Quota:
         text = self._server.execute("HGET", layout.tenant_quota(tid), _LIMITS)
@@ -55,7 +47,7 @@ class RedisLedger:
         )
 
     def tenants(self) -> Sequence[bytes]:
-        found = {layout.tid(name) for names in self._scan.all(layout.EVERY_LEDGER) for name in names}
+        found = {layout.tid(name) for names in self._scan.all(layout.every(b"[fq]")) for name in names}
         return tuple(tid for tid in found if tid is not None)
 
     def reconcile(self, tid: bytes) -> Drift:
@@ -68,7 +60,7 @@ class RedisLedger:
 
     def _unfinished(self, tid: bytes) -> Sequence[bytes]:
         """Return the name of each record that is unfinished in the tenant's partition, or counted as unfinished."""
-        in_flight, quarantined = layout.indexes(tid)
+        in_flight, quarantined = layout.indexes_in(layout.number(tid))
         # Read in flight again at the end: a quarantined record that is resumed moves back.
         indexes = layout.tenant_unfinished(tid), in_flight, quarantined, in_flight
         return list(dict.fromkeys(name for index in indexes for name in self._server.execute("ZRANGE", index, 0, -1)))
@@ -77,7 +69,7 @@ class RedisLedger:
         """Check each of these records. The scripts count later changes correctly."""
         drift = 0
         for batch in batches(names, BATCH, lambda _: tid):
-            keys = layout.tenant_unfinished(tid), *(layout.record(tid, name) for name in batch)
+            keys = layout.tenant_unfinished(tid), *(layout.record_in(layout.number(tid), name) for name in batch)
             removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
             drift += removed - added
         return drift
@@ -109,7 +101,7 @@ class RedisLedger:
 
     def _counted(self, tid: bytes) -> dict[int, bytes]:
         counts = dict[int, tuple[int, int]]()
-        for names in filter(None, self._scan.all(layout.records_of(tid))):
+        for names in filter(None, self._scan.all(layout.every(b"r", tid))):
             found = self._server.run(scripts.QUOTA_RECOUNT, names, tid)
             for edge, more, size in zip(found[::3], found[1::3], found[2::3], strict=True):
                 count, stored = counts.get(edge, (0, 0))
@@ -136,15 +128,3 @@ def _numbered(prefix: bytes, fields: Mapping[bytes, bytes]) -> Iterator[tuple[in
         number = field.removeprefix(prefix)
         if field.startswith(prefix) and number.isdigit():
             yield whole_number(number), text
-
-
-def _counts(text: bytes, count: int) -> list[int]:
-    parts = text.split(b" ")
-    if len(parts) != count:
-        raise corrupt()
-    return [whole_number(part) for part in parts]
-
-
-def _new_keys(length: int, window: bytes, now: int) -> int:
-    number, count = _counts(window, 2)
-    return count if length and window_of(now, NewKeys(0, length / 1_000_000))[0] == number else 0

@@ -215,7 +215,7 @@ class RedisReplayCache:
     def _erase(self, server: ScriptExecutor, tid: bytes) -> bool:
         server.run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
         # Delete the responses too: they must not stay until they expire, and Redis may evict the note of the erasure.
-        for names in Scan(server).all(layout.cached_responses_of(tid)):
+        for names in Scan(server).all(layout.every(b"c", tid)):
             if names:
                 server.run(scripts.CACHE_DELETE_TENANT, names, tid)
         return True

@@ -45,13 +45,11 @@ class ReplicatedExecutor(ScriptExecutor):
             return super().run(script, keys, *arguments, tries=tries)
         rest = words((len(keys), *keys, self._now(), *arguments))
         commands = [("EVALSHA", script.sha, *rest), touch(keys[0], known=True), self._wait]
-        try:
+        with self._decides():
             replies = self._connection.pipeline_one_node(commands, tries=tries)
             if any(isinstance(reply, self.errors.no_script) for reply in replies):
                 commands = [("EVAL", script.text, *rest), touch(keys[0], known=False), self._wait]
                 replies = self._connection.pipeline_one_node(commands, tries=tries)
-        except self.errors.unavailable as error:
-            raise self._store_error(error) from error
         result, touched, acknowledged = replies
         if isinstance(result, Exception):
             raise self._store_error(result) from result

@@ -263,7 +263,7 @@ def test_no_claim_is_taken_over_in_a_store_without_id(
 ) -> None:
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
-    redis_client.delete(layout.partition_facts(key.tid))
+    redis_client.delete(layout.facts_in(layout.number(key.tid)))
 
     assert "missing" == refused(store, key).loss
     assert State.PROCESSING is found(store, key).state
@@ -344,7 +344,7 @@ def test_a_loss_after_an_acknowledgement_is_a_new_loss(store: RedisStore, clock:
 
 
 def test_a_store_without_one_partition_is_not_initialised_again(store: RedisStore, redis_client: redis.Redis) -> None:
-    redis_client.delete(layout.memory_in(7))
+    redis_client.delete(layout.facts_in(7))
 
     with pytest.raises(ConfigurationError, match="has lost data"):
         store.data_loss.initialise()
@@ -443,8 +443,8 @@ def test_an_older_loss_of_a_partition_is_not_acknowledged_unseen(
     refused(store)
     seen = store.data_loss.status()
     clock.advance(-5)
-    redis_client.hset(layout.memory_in(7), mapping=ANOTHER)  # type: ignore[arg-type]
-    redis_client.hset(layout.memory_in(8), "lost_at", round((clock.now - 60) * 1000))
+    redis_client.hset(layout.facts_in(7), mapping=ANOTHER)  # type: ignore[arg-type]
+    redis_client.hset(layout.facts_in(8), "lost_at", round((clock.now - 60) * 1000))
     store.data_loss.status()
 
     with pytest.raises(ConfigurationError, match="lost data again"):
@@ -456,12 +456,12 @@ def test_parts_of_two_stores_are_not_acknowledged(
 ) -> None:
     hand_over()
     refused(store)
-    redis_client.hset(layout.memory_in(7), "store_id", "another")
-    redis_client.delete(layout.memory_in(8))
+    redis_client.hset(layout.facts_in(7), "store_id", "another")
+    redis_client.delete(layout.facts_in(8))
     with pytest.raises(ConfigurationError, match="different stores"):
         store.data_loss.acknowledge(forced=True)
 
-    assert not redis_client.hexists(layout.memory_in(8), "store_id")
+    assert not redis_client.hexists(layout.facts_in(8), "store_id")
 
 
 def test_a_second_initialisation_changes_no_data(store: RedisStore) -> None:

@@ -30,7 +30,7 @@ KEYS = [StorageKey(rid=letter * 32, tid=TID) for letter in (b"a", b"b")]
 TOKENS = [letter * 16 for letter in (b"x", b"y", b"z")]
 SEALED = StoredPayload(data=b"sealed", status=200, success=True, byte_size=400, sealed_by=SealedBy("kek", 1))
 QUOTAS = [Quota(records=1), Quota(bytes=50), Quota(in_flight=1), Quota(new_keys=NewKeys(1, 60.0))]
-FACTS, DATA_KEYS = layout.partition_facts(TID), layout.data_keys(TID)
+FACTS, DATA_KEYS = layout.facts_in(layout.number(TID)), layout.data_keys(TID)
 NOW_MS = 1_800_000_000_000
 
 

@@ -132,6 +132,26 @@ def test_an_unreadable_rate_window_starts_again(store: RedisStore, redis_client:
     assert store.ledger.usage(tid).new_keys == 1
 
 
+@for_each(
+    "damaged",
+    (
+        ("t", "1 2"),
+        ("t", "x y z"),
+        ("t", "9" * 30 + " 0 0"),
+        ("b1", "1"),
+        ("b1", "1 2 3"),
+        ("w60000000", "x y"),
+        ("j", "-1"),
+    ),
+)
+def test_damaged_counts_are_no_usage(store: RedisStore, redis_client: redis.Redis, damaged: tuple[str, str]) -> None:
+    tid = a_key().tid
+    redis_client.hset(layout.tenant_quota(tid), *damaged)
+
+    with pytest.raises(CorruptRecord):
+        store.ledger.usage(tid)
+
+
 def test_a_claim_reads_all_quota_fields_only_after_a_bucket_ends(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:

@@ -175,7 +175,7 @@ def test_a_rewrite_of_the_append_only_file_keeps_the_proof(
         client.bgrewriteaof()
         granted(claim(store, key()))
         assert rewrites()
-        assert not client.hexists(layout.memory_in(0), layout.FIELDS["LAST_LOOK"])
+        assert not client.hexists(layout.facts_in(0), layout.FIELDS["LAST_LOOK"])
         assert eventually(lambda: not rewrites())
     granted(claim(store, key()))
     killed(server)
@@ -190,7 +190,7 @@ def test_a_process_that_started_before_redis_checks_too(server: RedisServer, sto
         server.restart()
         granted(claim(store, key()))
         with connect(server.url) as client:
-            client.hdel(layout.memory_in(0), layout.FIELDS["LAST_LOOK"])
+            client.hdel(layout.facts_in(0), layout.FIELDS["LAST_LOOK"])
 
         granted(claim(early, key()))
         killed(server)

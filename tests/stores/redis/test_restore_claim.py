@@ -50,7 +50,7 @@ def test_an_owner_restores_its_claim(store: RedisStore, clock: FrozenClock, lose
     assert (owner.token, owner.grant.fence, owner.request.info) == (record.token, record.fence, record.info)
     assert isinstance(claim(store, owner.key), InFlight)
     assert isinstance(claim(store, owner.key, token=owner.token), Grant)
-    assert 1 == redis_client.zcard(layout.indexes(owner.key.tid)[0])
+    assert 1 == redis_client.zcard(layout.indexes_in(layout.number(owner.key.tid))[0])
     store.complete(owner.key, owner.token, PAYLOAD, keep=KEEP)
     assert isinstance(claim(store, owner.key), Record)
 

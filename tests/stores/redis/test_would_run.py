@@ -158,7 +158,7 @@ def test_an_expired_response_is_unknown_after_a_loss(store: RedisStore, clock: F
 def doubt(client: redis.Redis, key: StorageKey) -> None:
     """As after a restart of a Redis that wrote each change to its file, before any process has looked at it."""
     facts: Any = {**ANOTHER, b"lossless": ANOTHER[b"process"]}
-    client.hset(layout.partition_facts(key.tid), mapping=facts)
+    client.hset(layout.facts_in(layout.number(key.tid)), mapping=facts)
 
 
 def test_a_restart_that_may_have_lost_nothing_is_judged_once(

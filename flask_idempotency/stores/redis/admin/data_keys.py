@@ -42,7 +42,7 @@ class RedisDataKeys:
         if len(kid) > 255:
             raise ValueError(f"the id of a wrapping key has {len(kid)} bytes; the limit is 255")
         value = bytes((len(kid),)) + kid + key.wrapped
-        keys = layout.partition_facts(tid), layout.data_keys(tid)
+        keys = layout.facts_in(layout.number(tid)), layout.data_keys(tid)
         result = self._server.run(scripts.DATA_KEYS_ADD, keys, store, key.number, value, after)
         if result == b"CORRUPT":
             raise corrupt()
@@ -69,7 +69,7 @@ class RedisDataKeys:
     def _all(self) -> Iterator[tuple[bytes, DataKey]]:
         """Yield every tenant's readable data keys, each once, and log how many are not readable."""
         unreadable = 0
-        for names in self._scan.all(layout.EVERY_TENANT_KEYS):
+        for names in self._scan.all(layout.every(b"k")):
             for tid in filter(None, map(layout.tid, names)):
                 try:
                     now, _, fields = self._look(tid)
@@ -91,7 +91,7 @@ class RedisDataKeys:
             )
 
     def _look(self, tid: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
-        keys = layout.partition_facts(tid), layout.data_keys(tid)
+        keys = layout.facts_in(layout.number(tid)), layout.data_keys(tid)
         now, store, pairs = self._server.run(scripts.DATA_KEYS_READ, keys, secrets.token_bytes(_ID_BYTES))
         return now, store, dict(zip(pairs[::2], pairs[1::2], strict=True))
 
@@ -132,7 +132,7 @@ class RedisResponses:
         self._scan = Scan(server)
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
+        names, following = self._scan.page(layout.every(b"r", tid), after=after, count=min(limit, BATCH))
 
         def is_wanted(answer: Answer) -> bool:
             is_live = answer.record.remaining > 0 and tid in (None, answer.key.tid)
@@ -150,7 +150,7 @@ class RedisResponses:
         names, looked, count = dict[bytes, None](), 0, min(limit, BATCH)
         following: bytes | None = after
         while following is not None and looked < MOST_KEYS and (looked == 0 or 2 * len(names) < limit):
-            found, following = self._scan.page(layout.records_of(tid), after=following, count=count)
+            found, following = self._scan.page(layout.every(b"r", tid), after=following, count=count)
             names.update(dict.fromkeys(found))
             looked += count
             wanted = (limit - len(names)) * looked // max(len(names), 1)
@@ -170,7 +170,7 @@ class RedisResponses:
 
     def count(self) -> Mapping[str, int]:
         counts = Counter[str]()
-        for names in self._scan.all(layout.records_of(None)):
+        for names in self._scan.all(layout.every(b"r")):
             for glanced in self._glanced(names):
                 payload = glanced.answer.record.payload
                 counts[kid_of(payload)] += payload is None or payload.sealed_by != ERASED

@@ -155,7 +155,7 @@ class RedisDataLoss:
 
     def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, record: Record | None = None) -> bool:
         self._refuse_eviction()
-        keys, arguments = (layout.partition_facts(key.tid),), self._watch.arguments(key_timestamp)
+        keys, arguments = (layout.facts_in(layout.number(key.tid)),), self._watch.arguments(key_timestamp)
         kind, fence_at_loss = self._server.run(scripts.STORE_CHECK, keys, *arguments)
         if kind == b"doubt":
             self.judge()
@@ -344,7 +344,7 @@ class RedisDataLoss:
 
     def _verdict(self, parts: Sequence[_Part], proof: RestartProof) -> tuple[str, str]:
         """Return whether the restart lost no data, by the four facts above, and the process before it."""
-        now, look = self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), b"?")
+        now, look = self._server.run(scripts.STORE_LOOK, (layout.facts_in(0),), b"?")
         milliseconds, _, process = look.partition(b" ")
         before = process.decode("utf-8", "replace")
         whole = (
@@ -363,7 +363,7 @@ class RedisDataLoss:
         return ("whole" if whole else "lost"), before
 
     def _note(self, proof: RestartProof) -> None:
-        self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), proof.process.encode() if proof.visible else b"?")
+        self._server.run(scripts.STORE_LOOK, (layout.facts_in(0),), proof.process.encode() if proof.visible else b"?")
         # Redis starts rewrites of its file itself. Look again later if this look fell into one.
         again = proof.process or proof.later
         self._watch.next_look = monotonic() + LOOK_SECONDS if again else float("inf")
@@ -375,7 +375,7 @@ class RedisDataLoss:
         return self._server.run_all(
             script,
             [
-                Call((layout.memory_in(each),), [values[each].encode() for values in texts])
+                Call((layout.facts_in(each),), [values[each].encode() for values in texts])
                 for each in range(layout.PARTITIONS)
             ],
         )
@@ -383,10 +383,10 @@ class RedisDataLoss:
     def _named(self, script: Script, store_id: str, *arguments: Sequence[str]) -> str:
         """Write the id to partition 0 first, and return the id there: of two clients, the second gets the first one's."""
         rest = [values[0].encode() for values in arguments]
-        result = self._server.run(script, (layout.memory_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
+        result = self._server.run(script, (layout.facts_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
         if result == b"EMPTIED":
             raise ConfigurationError(_EMPTIED)
-        name = _part(self._server.run(scripts.STORE_STATUS, (layout.memory_in(0),))).store_id
+        name = _part(self._server.run(scripts.STORE_STATUS, (layout.facts_in(0),))).store_id
         return name if name not in ("", UNNAMED) else store_id
 
 

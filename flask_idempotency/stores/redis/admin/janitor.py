@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import floor
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from flask_idempotency.engine.capabilities import RecordPage, SeenRecord, UnfinishedCounts
 from flask_idempotency.engine.keys import new_token
@@ -25,8 +26,7 @@ LAST: Final = 2**53
 """Scores are milliseconds. The store never writes a score outside these limits, such as infinity, and never reads one."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """A record in an index."""
 
     partition: int
@@ -64,9 +64,9 @@ class Index:
             replies = self._server.execute_all([self._range(partition, FIRST, upto, 1) for partition in chunk])
             heads += _entries(chunk, replies)
         # No other partition holds one of them: before its first entry come `limit` others.
-        chosen = [head.partition for head in sorted(heads, key=_by_score)[:limit]]
+        chosen = [head.partition for head in sorted(heads, key=attrgetter("score"))[:limit]]
         replies = self._server.execute_all([self._range(partition, FIRST, upto, limit) for partition in chosen])
-        return sorted(_entries(chosen, replies), key=_by_score)[:limit]
+        return sorted(_entries(chosen, replies), key=attrgetter("score"))[:limit]
 
     def all(self, partitions: Sequence[int]) -> list[IndexEntry]:
         """Return all entries of these partitions."""
@@ -147,8 +147,7 @@ def _chunks(begin: int, end: int) -> Iterator[range]:
 def _some(sizes: Sequence[int]) -> Iterator[list[int]]:
     """Yield the partitions that have entries, as many as are read at once."""
     some = [partition for partition, size in enumerate(sizes) if size]
-    for begin in range(0, len(some), PARTITIONS_AT_ONCE):
-        yield some[begin : begin + PARTITIONS_AT_ONCE]
+    return batches(some, PARTITIONS_AT_ONCE, lambda _: None)
 
 
 def _entries(partitions: Sequence[int], replies: Sequence[Any]) -> Iterator[IndexEntry]:
@@ -158,10 +157,6 @@ def _entries(partitions: Sequence[int], replies: Sequence[Any]) -> Iterator[Inde
         pairs = reply if paired else zip(reply[::2], reply[1::2], strict=True)
         for name, score in pairs:
             yield IndexEntry(partition, floor(float(score)), name)
-
-
-def _by_score(entry: IndexEntry) -> int:
-    return entry.score
 
 
 def _cursor(place: IndexEntry) -> bytes:
@@ -198,11 +193,12 @@ class RedisRecovery:
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         entries, following = self._in_flight.page(after=after, limit=limit, upto=milliseconds(horizon))
-
-        def is_stale(found: SeenRecord) -> bool:
-            return found.record.remaining <= 0 and found.record.deadline <= horizon
-
-        return RecordPage(tuple(filter(is_stale, self._list_by_state(State.PROCESSING, entries))), following)
+        stale = (
+            found
+            for found in self._list_by_state(State.PROCESSING, entries)
+            if found.record.remaining <= 0 and found.record.deadline <= horizon
+        )
+        return RecordPage(tuple(stale), following)
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         facts = seen.record.token, milliseconds(seen.record.deadline), round(horizon * 1_000_000)

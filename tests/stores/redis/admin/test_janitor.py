@@ -542,7 +542,7 @@ def test_a_page_of_a_tenant_passes_over_many_records_of_others(
     mine, other = a_key(), a_key()
     for key in (mine, other):
         complete(store, key.tid)
-    record = redis_client.get(next(iter(redis_client.scan_iter(layout.records_of(other.tid)))))
+    record = redis_client.get(next(iter(redis_client.scan_iter(layout.every(b"r", other.tid)))))
     pipeline = redis_client.pipeline(transaction=False)
     for _ in range(3000):
         pipeline.set(layout.keys(a_key(tid=other.tid))[0], record or b"")
