@@ -232,7 +232,7 @@ class Database:
     def options(self) -> dict[str, Any]:
         """Return the execution options that name the schema of our tables, for the connection of a session."""
         if not self._named:
-            self.run(_nothing)
+            self.run(lambda connection: None)
         return self._options
 
     @property
@@ -362,9 +362,9 @@ class Database:
     ) -> AnswerT:
         """Do the work on the connection of a test. Its own statements name no schema of ours."""
         before = connection._execution_options
-        place = find(connection, list(metadata.tables))
+        _, schema = find(connection, metadata.tables)
         if not self._named:
-            self._options = options(None if place is None else place.schema)
+            self._options = options(schema)
         try:
             return work(connection.execution_options(**self._options), *arguments)
         finally:
@@ -373,13 +373,13 @@ class Database:
     def _name(self, opened: engines.Engines) -> None:
         """Find the schema of our tables, and name it from now on. Look again at the next call if they are not there."""
         with opened.records.connect() as connection:
-            place = find(connection, list(metadata.tables))
-        self._options = options(None if place is None else place.schema)
+            there, schema = find(connection, metadata.tables)
+        self._options = options(schema)
         opened.records.update_execution_options(**self._options)
         if opened.driver is not None:
-            opened.driver.name(None if place is None else place.schema)
+            opened.driver.name(schema)
         # Last: another thread that sees it relies on the lines above.
-        self._named = place is not None
+        self._named = there
 
     def _prepares_again(self, error: DBAPIError, before: DBAPIError | None) -> bool:
         """Return whether to repeat this on a new connection, because a prepared statement is gone or outdated.
@@ -459,10 +459,6 @@ class Database:
                         self._on_open(opened.base)
                     self._engines = opened
         return self._engines
-
-
-def _nothing(connection: Connection) -> None:
-    """Send no statement."""
 
 
 def _renew(engine: Engine) -> None:

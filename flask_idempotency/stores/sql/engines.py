@@ -62,33 +62,29 @@ def set_read_timeout(connection: Any, record: object) -> None:
     """Make this psycopg connection close and raise if a reply takes too long. The outcome is then unknown."""
     wait = connection.wait
 
-    def wait_with_timeout(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
-        return wait(_with_deadline(generator, connection), *arguments, **options)
+    def with_deadline(generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        # Without a reply, psycopg resumes it with 0 several times a second.
+        deadline = time.monotonic() + READ_TIMEOUT_SECONDS
+        try:
+            wanted = next(generator)
+            while True:
+                ready = yield wanted
+                if ready == 0 and time.monotonic() >= deadline:
+                    from psycopg import OperationalError
 
-    connection.wait = wait_with_timeout
+                    # The reply may still come, and the next statement would take it as its result.
+                    connection.close()
+                    raise OperationalError(_READ_TIMED_OUT)
+                wanted = generator.send(ready)
+        except StopIteration as done:
+            return done.value
+
+    connection.wait = lambda generator, *arguments, **options: wait(with_deadline(generator), *arguments, **options)
 
 
 def is_read_timeout(error: BaseException | None) -> bool:
     """Return True if a driver waited for READ_TIMEOUT_SECONDS. Do not try again: it would take as long again."""
     return any(each in str(text) for text in getattr(error, "args", ()) for each in (_READ_TIMED_OUT, "(timed out)"))
-
-
-def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
-    """Run this generator while the server replies. Without a reply, psycopg resumes it with 0 several times a second."""
-    deadline = time.monotonic() + READ_TIMEOUT_SECONDS
-    try:
-        wanted = next(generator)
-        while True:
-            ready = yield wanted
-            if ready == 0 and time.monotonic() >= deadline:
-                from psycopg import OperationalError
-
-                # The reply may still come, and the next statement would take it as its result.
-                connection.close()
-                raise OperationalError(_READ_TIMED_OUT)
-            wanted = generator.send(ready)
-    except StopIteration as done:
-        return done.value
 
 
 CONNECT_SECONDS: Final = 3
@@ -164,11 +160,12 @@ def open_engines(
 
 def _engine_from(bind: str | URL) -> Engine:
     # Do not quote or chain the original errors: they may contain the password.
+    written = without_password(bind if isinstance(bind, str) else bind.render_as_string(hide_password=True))
     try:
         url = make_url(bind)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: {without_password(_written(bind))} names no database. "
+            f"IDEMPOTENCY_STORE: {written} names no database. "
             "Write postgresql+psycopg://user:password@host/name, mysql+pymysql://… or "
             "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
         ) from None
@@ -178,7 +175,7 @@ def _engine_from(bind: str | URL) -> Engine:
         engine = create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
     except (NoSuchModuleError, ModuleNotFoundError):
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: there is no driver for {url.drivername} ({without_password(_written(bind))}). "
+            f"IDEMPOTENCY_STORE: there is no driver for {url.drivername} ({written}). "
             "Write postgresql+psycopg://… and install psycopg, mysql+pymysql://… and PyMySQL, or sqlite:///…, which needs "
             "nothing."
         ) from None
@@ -186,10 +183,6 @@ def _engine_from(bind: str | URL) -> Engine:
         # The pool for records copies the listeners of this one.
         event.listen(engine, "connect", _never_prepare)
     return engine
-
-
-def _written(bind: str | URL) -> str:
-    return bind if isinstance(bind, str) else bind.render_as_string(hide_password=True)
 
 
 def _connect_args(url: URL, *, for_records: bool = False) -> dict[str, Any]:
@@ -236,7 +229,7 @@ def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | N
     # After the application's listeners, and before SQLAlchemy's, which cannot change a transaction that has begun.
     event.listen(pool, "connect", _end_transaction)
     if dialect.name == dialects.POSTGRESQL:
-        event.listen(pool, "connect", _know_server())
+        event.listen(pool, "first_connect", _refuse_relative)
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
     if dialect.name == dialects.SQLITE and base.driver in DRIVERS:
         # Each driver then takes parameters by name, as the statements have them.
@@ -255,8 +248,7 @@ def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | N
     if preparing is not None:
         event.listen(engine, "connect", set_read_timeout)
         event.listen(engine, "connect", preparing)
-    event.listen(engine, "connect", _insist_on_durability)
-    event.listen(engine, "connect", _note_path)
+    event.listen(engine, "connect", _prepare_postgresql)
     return engine
 
 
@@ -295,26 +287,17 @@ def _end_transaction(connection: Any, record: object) -> None:
         connection.autocommit = legacy.LEGACY_TRANSACTION_CONTROL  # type: ignore[attr-defined, unused-ignore]
 
 
-def _know_server() -> Callable[[Any, object], None]:
-    """Return a listener that refuses a relative of PostgreSQL. SQLAlchemy, which is next, fails at some of their versions."""
-    known: list[str] = []
-
-    def know(connection: Any, record: object) -> None:
-        if known:
-            return
-        cursor = connection.cursor()
-        try:
-            cursor.execute("SELECT version()")
-            version = str(cursor.fetchone()[0])
-            dialects.refuse_relative(version)
-        except ConfigurationError:
-            connection.close()
-            raise
-        cursor.close()
-        connection.rollback()
-        known.append(version)
-
-    return know
+def _refuse_relative(connection: Any, record: object) -> None:
+    """Refuse a relative of PostgreSQL. SQLAlchemy, which is next, fails at some of their versions."""
+    cursor = connection.cursor()
+    cursor.execute("SELECT version()")
+    try:
+        dialects.refuse_relative(str(cursor.fetchone()[0]))
+    except ConfigurationError:
+        connection.close()
+        raise
+    cursor.close()
+    connection.rollback()
 
 
 def _never_prepare(connection: Any, record: object) -> None:
@@ -379,29 +362,22 @@ def _are_carried(connection: Any) -> bool:
     return bool(names) and not any(name.startswith("_pg3_") for name in names)
 
 
-def _insist_on_durability(connection: Any, record: object) -> None:
-    """Raise `ConfigurationError` if commits do not wait for the disk: then a crash may lose a granted claim.
+def _prepare_postgresql(connection: Any, record: Any) -> None:
+    """Note the search path, before a listener of the application's pool changes it for a checkout. Raise
+    `ConfigurationError` if commits do not wait for the disk: then a crash may lose a granted claim.
 
     Measured: a crash lost two of 10,425 claims (correctness.md, section 3).
     """
     cursor = connection.cursor()
-    cursor.execute("SELECT current_setting('synchronous_commit')")
-    if cursor.fetchone()[0] == "off":
+    cursor.execute(f"{READ_PATH}, current_setting('synchronous_commit')")
+    record.info[PATH], commits = cursor.fetchone()
+    if commits == "off":
         connection.close()
         raise ConfigurationError(
             "IDEMPOTENCY_STORE: synchronous_commit is off in this database, so a crash of it could lose a claim that was "
             "granted, and run a payment again. Set it to on for the role that the application connects as: "
             "ALTER ROLE … SET synchronous_commit = on."
         )
-    cursor.close()
-    connection.rollback()
-
-
-def _note_path(connection: Any, record: Any) -> None:
-    """Note the search path, before a listener of the application's pool changes it for a checkout."""
-    cursor = connection.cursor()
-    cursor.execute(READ_PATH)
-    record.info[PATH] = cursor.fetchone()[0]
     cursor.close()
     connection.rollback()
 

@@ -190,9 +190,15 @@ def is_retryable(error: BaseException) -> bool:
     found = _of_driver(error)
     if found is None:
         return False
-    if found.connection_invalidated or _is_busy(found) or is_lock_timeout(found) or is_serialization_failure(found):
+    if found.connection_invalidated or is_lock_timeout(found) or is_serialization_failure(found):
         return True
-    return _is_absence(found)
+    if not isinstance(found, exc.OperationalError) or isinstance(found.orig, sqlite3.Error):
+        return False
+    # There was no server, or it was shutting down. A failed connection attempt has no error code.
+    if code := mysql_code(found):
+        return code in _MYSQL_ABSENT or code in (_GALERA_APART, _GALERA_BROKEN_COMMIT)
+    state = sqlstate(found)
+    return not state or state.startswith(("08", "57P"))
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -212,16 +218,6 @@ def _of_driver(error: BaseException | None) -> exc.DBAPIError | None:
     while error is not None and not isinstance(error, exc.DBAPIError):
         error = error.__cause__
     return error
-
-
-def _is_absence(error: exc.DBAPIError) -> bool:
-    """Return True if there was no server, or it was shutting down. A failed connection attempt has no error code."""
-    if not isinstance(error, exc.OperationalError) or isinstance(error.orig, sqlite3.Error):
-        return False
-    if code := mysql_code(error):
-        return code in _MYSQL_ABSENT or code in (_GALERA_APART, _GALERA_BROKEN_COMMIT)
-    state = sqlstate(error)
-    return not state or state.startswith(("08", "57P"))
 
 
 def _is_busy(error: exc.DBAPIError) -> bool:

@@ -77,12 +77,8 @@ def faults(settings: Mapping[Any, Any]) -> Iterator[str]:
         )
 
 
-def is_in_cluster(found: Sequence[Any] | None) -> bool:
-    """Return True if the server is a node of a Galera cluster. Pass the row of `IN_CLUSTER`."""
-    return _is_on(found)
-
-
-def _is_on(found: Sequence[Any] | None) -> bool:
+def is_on(found: Sequence[Any] | None) -> bool:
+    """Return True if this row of SHOW says that a variable is there, and on."""
     return found is not None and str(found[1]).upper() == "ON"
 
 
@@ -103,8 +99,43 @@ class Numbers:
         """True if the next claim must prepare the database again, because its server has left a cluster."""
 
     def prepare(self, connection: Any, record: Any) -> None:
-        """Set up a new connection for records, and note whether its server has a sequence. See `prepare_connection`."""
-        if prepare_connection(connection, record):
+        """Set up a new connection for records, and note whether its server has a sequence. Raise `ConfigurationError` if it
+        cannot keep claims.
+
+        SQLAlchemy closes the connection then, and PyMySQL refuses to close one a second time.
+        """
+        # Only PyMySQL shows what it has asked for. SQLAlchemy asks for it, unless an application connects by itself.
+        if not getattr(connection, "client_flag", FOUND_ROWS) & FOUND_ROWS:
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE: the driver counts only rows whose values differ, so a repeated write would look like a "
+                "lost claim. Add client_flag=CLIENT.FOUND_ROWS where the application's connections are made."
+            )
+        cursor = connection.cursor()
+        cursor.execute(READ_SETTINGS)
+        found = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
+        if fault := next(faults(found), None):
+            raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
+        cursor.execute(IN_CLUSTER)
+        in_cluster = is_on(cursor.fetchone())
+        if in_cluster:
+            cursor.execute("SELECT @@session.wsrep_on")
+            if not cursor.fetchone()[0]:
+                raise ConfigurationError(
+                    "IDEMPOTENCY_STORE: wsrep_on is OFF for this connection to a node of a Galera cluster, so no other node "
+                    "would learn of its claims, and would grant them too. Leave wsrep_on as it is where connections are made."
+                )
+            # A node that lags would say that a key has no record, or that a lease is over. Its vote at the COMMIT prevents a
+            # second grant; this prevents wrong refusals, and writes that change no row and so are not voted on.
+            cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(_KEEPS_SNAPSHOT)
+        if is_on(cursor.fetchone()):
+            # Otherwise an update of several rows waits for each locked one that it meets on its way.
+            cursor.execute(f"SET SESSION {_SNAPSHOT_ISOLATION} = OFF")
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
+        cursor.close()
+        record.info[RECORDS] = True
+        if has_sequences(str(found["version"]), in_cluster=in_cluster):
             record.info[NUMBERED] = self
             self.due = not self.raised
         else:
@@ -151,7 +182,7 @@ def beside_snapshot(connection: Connection) -> Iterator[None]:
         yield
         return
     if _SNAPSHOT not in connection.info:
-        connection.info[_SNAPSHOT] = _is_on(connection.exec_driver_sql(_KEEPS_SNAPSHOT).first())
+        connection.info[_SNAPSHOT] = is_on(connection.exec_driver_sql(_KEEPS_SNAPSHOT).first())
     if not connection.info[_SNAPSHOT]:
         yield
         return
@@ -162,43 +193,3 @@ def beside_snapshot(connection: Connection) -> Iterator[None]:
         # It fails only with the connection.
         with suppress(SQLAlchemyError):
             connection.exec_driver_sql(f"SET SESSION {_SNAPSHOT_ISOLATION} = ON")
-
-
-def prepare_connection(connection: Any, record: Any) -> bool:
-    """Set up a new connection for records, and return `has_sequences`. Raise `ConfigurationError` if its server cannot keep
-    claims.
-
-    SQLAlchemy closes the connection then, and PyMySQL refuses to close one a second time.
-    """
-    # Only PyMySQL shows what it has asked for. SQLAlchemy asks for it, unless an application connects by itself.
-    if not getattr(connection, "client_flag", FOUND_ROWS) & FOUND_ROWS:
-        raise ConfigurationError(
-            "IDEMPOTENCY_STORE: the driver counts only rows whose values differ, so a repeated write would look like a lost "
-            "claim. Add client_flag=CLIENT.FOUND_ROWS where the application's connections are made."
-        )
-    cursor = connection.cursor()
-    cursor.execute(READ_SETTINGS)
-    found = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
-    if fault := next(faults(found), None):
-        raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
-    cursor.execute(IN_CLUSTER)
-    in_cluster = is_in_cluster(cursor.fetchone())
-    if in_cluster:
-        cursor.execute("SELECT @@session.wsrep_on")
-        if not cursor.fetchone()[0]:
-            raise ConfigurationError(
-                "IDEMPOTENCY_STORE: wsrep_on is OFF for this connection to a node of a Galera cluster, so no other node would "
-                "learn of its claims, and would grant them too. Leave wsrep_on as it is where connections are made."
-            )
-        # A node that lags would say that a key has no record, or that a lease is over. Its vote at the COMMIT prevents a
-        # second grant; this prevents wrong refusals, and writes that change no row and so are not voted on.
-        cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
-    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    cursor.execute(_KEEPS_SNAPSHOT)
-    if _is_on(cursor.fetchone()):
-        # Otherwise an update of several rows waits for each locked one that it meets on its way.
-        cursor.execute(f"SET SESSION {_SNAPSHOT_ISOLATION} = OFF")
-    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
-    cursor.close()
-    record.info[RECORDS] = True
-    return has_sequences(str(found["version"]), in_cluster=in_cluster)

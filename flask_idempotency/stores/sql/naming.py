@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from sqlalchemy import Connection, Inspector, TextClause, bindparam, inspect, text
 from sqlalchemy.engine.interfaces import Dialect as EngineDialect
@@ -28,7 +28,7 @@ SCHEMA: Final = "flask_idempotency_schema"
 """The execution option of our connections with the name of the schema."""
 
 _PLAIN: Final = re.compile(r"[^'\":%\[\]\\{}]+")
-"""Names that may stand in text and in a literal of it. Other names stay out of the statements: see `Place`."""
+"""Names that may stand in text and in a literal of it. Other names stay out of the statements."""
 
 READ_PATH: Final = "SELECT array_to_json(current_schemas(false))::text"
 
@@ -45,25 +45,19 @@ _FOUND_MYSQL: Final = text(
 ).bindparams(bindparam("names", expanding=True))
 
 
-class Place(NamedTuple):
-    """Where our tables are."""
-
-    schema: str | None
-    """None: do not name the schema. A listener of the application's pool chooses it for each checkout."""
-
-
-def find(connection: Connection, tables: Sequence[str]) -> Place | None:
-    """Return where our tables are. None: they are not there yet.
+def find(connection: Connection, tables: Iterable[str]) -> tuple[bool, str | None]:
+    """Return whether our tables are there yet, and their schema. None: do not name it. They are not there, or a listener of
+    the application's pool chooses it for each checkout.
 
     On PostgreSQL, look in the search path that the connection had before the application's pool gave it out: a tenant may
     have tables of the same names. The first of `tables` that is there decides. On MySQL it is the database of the URL.
     """
     if connection.dialect.name == SQLITE:
         # A name without a schema means the main file, whatever is attached. In RETURNING, SQLite knows no other name.
-        return Place(None)
+        return True, None
     if kind_of(connection.dialect.name) == MYSQL:
         database: str | None = connection.execute(_FOUND_MYSQL, {"names": list(tables)}).scalar()
-        return None if database is None else Place(database if _PLAIN.fullmatch(database) else None)
+        return database is not None, database if _PLAIN.fullmatch(database or "") else None
     path: str = connection.info.get(PATH) or connection.exec_driver_sql(READ_PATH).scalar_one()
     rows = connection.execute(_FOUND, {"path": path, "names": json.dumps(list(tables))}).all()
     order = {name: number for number, name in enumerate(json.loads(path))}
@@ -71,22 +65,16 @@ def find(connection: Connection, tables: Sequence[str]) -> Place | None:
     for table, schema in sorted((row for row in rows if row.nspname in order), key=lambda row: order[row.nspname]):
         nearest.setdefault(table, schema)
     if not nearest:
-        return Place(None) if rows else None
+        return bool(rows), None
     home = next(nearest[table] for table in tables if table in nearest)
     # An upgrade under another search path may have made some of the tables elsewhere.
     several = len(set(nearest.values())) > 1
-    return Place(None if several or not _PLAIN.fullmatch(home) else home)
+    return True, None if several or not _PLAIN.fullmatch(home) else home
 
 
 def options(schema: str | None) -> dict[str, Any]:
     """Return the execution options that name this schema, and keep every translate map of the application away."""
     return {"schema_translate_map": {} if schema is None else {None: schema}, SCHEMA: schema}
-
-
-def look(connection: Connection, tables: Sequence[str]) -> Connection:
-    """Name the schema in the statements of this connection of ours, if the tables are there. Return the connection."""
-    place = find(connection, tables)
-    return connection.execution_options(**options(None if place is None else place.schema))
 
 
 def schema_of(connection: Connection) -> str | None:

@@ -8,7 +8,7 @@ Responses are bytes and not JSON, so that a replay is exactly what the server se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from threading import Lock
@@ -551,19 +551,24 @@ def lacks(connection: sa.Connection, names: Collection[str] = RECORD_TABLES) -> 
     catalogue = Catalogue(connection)
     tables = tuple(name for name in names if not catalogue.has_table(name))
     there = tuple(name for name in names if name not in tables)
-    numbered = fence_numbers.name in names
+    columns: list[str] = []
+    indexes: list[str] = []
+    for name in there:
+        table, known, indexed = metadata.tables[name], catalogue.columns(name), catalogue.indexes(name)
+        columns += [str(each) for each in table.columns if each.name not in known]
+        indexes += sorted(str(each.name) for each in table.indexes if each.name not in indexed)
+    postgresql, numbered = connection.dialect.name == POSTGRESQL, fence_numbers.name in names
     sequences = () if not numbered or catalogue.has_sequence(FENCES) else (FENCES,)
-    return SchemaGaps(
-        tables=tables,
-        columns=tuple(_columns(catalogue, there)),
-        indexes=tuple(_indexes(catalogue, there)),
-        sequences=sequences,
-        seed=numbered and not (tables or sequences) and _unseeded(connection),
-        store=meta.name in there and bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING))),
-        storage=set(RECORD_TABLES) <= set(there)
-        and connection.dialect.name == POSTGRESQL
-        and bool(connection.scalar(named(connection, _STORAGE_MISSING))),
-    )
+    seed = store = storage = False
+    if postgresql and numbered and not (tables or sequences):
+        # The others have no sequence of ours: the store takes each fence from the clock if that is ahead.
+        unseeded = {"seeded": SEEDED, "name": f"{prefix(connection)}{FENCES}"}
+        seed = bool(connection.scalar(_UNSEEDED_SEQUENCE, unseeded))
+    if meta.name in there:
+        store = bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING)))
+    if postgresql and set(RECORD_TABLES) <= set(there):
+        storage = bool(connection.scalar(named(connection, _STORAGE_MISSING)))
+    return SchemaGaps(tables, tuple(columns), tuple(indexes), sequences, seed, store, storage)
 
 
 def cached_numbers(connection: sa.Connection, sequence: str) -> int | None:
@@ -593,23 +598,3 @@ def cache_fault(connection: sa.Connection, sequence: str, harm: str) -> str | No
 
 
 FENCES_DO_NOT_RISE: Final = "fences do not rise, and `fenced()` refuses updates of the newest worker"
-
-
-def _columns(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        found = catalogue.columns(name)
-        yield from (str(column) for column in metadata.tables[name].columns if column.name not in found)
-
-
-def _indexes(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        found = catalogue.indexes(name)
-        yield from sorted(str(index.name) for index in metadata.tables[name].indexes if index.name not in found)
-
-
-def _unseeded(connection: sa.Connection) -> bool:
-    # The others have no sequence of ours: the store takes each fence from the clock if that is ahead.
-    if connection.dialect.name != POSTGRESQL:
-        return False
-    name = f"{prefix(connection)}{FENCES}"
-    return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": name}))

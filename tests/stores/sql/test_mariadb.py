@@ -169,7 +169,7 @@ def test_only_a_single_mariadb_counts_by_a_sequence(
     version: str, galera: tuple[str, str] | None, expected: bool
 ) -> None:
     """The nodes of a cluster take numbers apart from each other, and MySQL has no sequences."""
-    assert expected is mysql.has_sequences(version, in_cluster=mysql.is_in_cluster(galera))
+    assert expected is mysql.has_sequences(version, in_cluster=mysql.is_on(galera))
 
 
 @pytest.mark.slow

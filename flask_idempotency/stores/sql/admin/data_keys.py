@@ -323,7 +323,10 @@ class SqlResponses(SqlCompleting):
                 if row is None:
                     return
                 self._send(connection, completion.mark_unreadable, parameters)
-                if row.state in ANSWERED and _is_countable(row):
+                numbers = row.in_quota, row.expires_at, row.response_size
+                # Whole enough to subtract the row from the quota, which still counts it.
+                whole = all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers)
+                if row.state in ANSWERED and whole and row.expires_at > row.now:
                     self._unbook(connection, key, row)
 
         try:
@@ -356,9 +359,3 @@ def _kept_until(row: Any) -> int | None:
 def _answer(row: Any) -> Answer:
     rid, tid, *columns = row
     return Answer(StorageKey(rid, tid), row_of(columns).record())
-
-
-def _is_countable(row: Any) -> bool:
-    """Return True if the row's numbers are whole enough to subtract it from the quota, which still counts it."""
-    numbers = row.in_quota, row.expires_at, row.response_size
-    return all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers) and row.expires_at > row.now

@@ -81,14 +81,30 @@ def indexes(connection: Connection) -> Said:
 
 def durability(connection: Connection) -> Said:
     """Check that a commit survives a crash."""
+    fine = Verdict.FINE, "A commit is on disk when it is acknowledged."
     if kind_of(connection.dialect.name) == MYSQL:
-        return _durability_of_mysql(connection)
-    if connection.dialect.name != POSTGRESQL:
-        return _durability_of_file(connection)
+        faults = list(mysql.faults(connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping))
+        return _all_of(faults) if faults else fine
+    if connection.dialect.name == SQLITE:
+        journal, synchronous = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in _PRAGMAS)
+        if journal != "wal":
+            return (
+                Verdict.FAULT,
+                f"This SQLite database has journal_mode {journal}: readers and writers wait for each other, and time out.",
+                "Run `PRAGMA journal_mode=WAL` on it once, and set no other where connections are made.",
+            )
+        if synchronous < schema_check.FULL:
+            return (
+                Verdict.FAULT,
+                "Connections of the application have PRAGMA synchronous below FULL: a power failure could lose rows that a "
+                "view has committed together with its record.",
+                "Set it to FULL where connections are made.",
+            )
+        return fine
     settings = connection.execute(_SETTINGS).one()._mapping
     off = [name for name in _OFF if settings[name] == "off"]
     if not off:
-        return Verdict.FINE, "A commit is on disk when it is acknowledged."
+        return fine
     remedies = {
         "synchronous_commit": "Set synchronous_commit to on for the role that the application connects as",
         "fsync": "set fsync to on in postgresql.conf, and check everything that was written since it was off",
@@ -153,13 +169,6 @@ def storage(connection: Connection) -> Said:
     )
 
 
-def _durability_of_mysql(connection: Connection) -> Said:
-    settings = connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping
-    if faults := list(mysql.faults(settings)):
-        return _all_of(faults)
-    return Verdict.FINE, "A commit is on disk when it is acknowledged."
-
-
 def packets(connection: Connection) -> Said:
     """Check that the server takes statements with large responses."""
     largest = int(connection.exec_driver_sql(mysql.READ_SETTINGS).one().max_allowed_packet)
@@ -189,7 +198,7 @@ def galera(connection: Connection) -> Said:
 
     Outside the majority, the store does not answer, and so this is not asked.
     """
-    if not mysql.is_in_cluster(connection.exec_driver_sql(mysql.IN_CLUSTER).first()):
+    if not mysql.is_on(connection.exec_driver_sql(mysql.IN_CLUSTER).first()):
         return Verdict.FINE, "The server is no node of a Galera cluster."
     node = {str(name): str(value) for show in _NODE for name, value in connection.exec_driver_sql(show)}
     size, state = int(node["wsrep_cluster_size"]), printable(node["wsrep_local_state_comment"])
@@ -219,24 +228,6 @@ def galera(connection: Connection) -> Said:
     return Verdict.ADVICE, f"{said}: {'; '.join(faults)}.", " ".join(remedies)
 
 
-def _durability_of_file(connection: Connection) -> Said:
-    journal, synchronous = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in _PRAGMAS)
-    if journal != "wal":
-        return (
-            Verdict.FAULT,
-            f"This SQLite database has journal_mode {journal}: readers and writers wait for each other, and time out.",
-            "Run `PRAGMA journal_mode=WAL` on it once, and set no other where connections are made.",
-        )
-    if synchronous < schema_check.FULL:
-        return (
-            Verdict.FAULT,
-            "Connections of the application have PRAGMA synchronous below FULL: a power failure could lose rows that a view "
-            "has committed together with its record.",
-            "Set it to FULL where connections are made.",
-        )
-    return Verdict.FINE, "A commit is on disk when it is acknowledged."
-
-
 def _all_of(faults: Iterable[str]) -> Said:
     """Return all of these sentences as one finding. Faults with the same remedy name it once."""
     said, remedies = zip(*map(_fault_and_remedy, faults), strict=True)
@@ -263,7 +254,26 @@ def inspect_pooling(one: Connection, other: Connection) -> Said:
     """Check for a pooler in transaction mode, with two autocommit connections. The first is made as the application's are."""
     if not shares_sessions(one, other):
         return Verdict.FINE, "Each connection has its own server connection."
-    hazards = list(_hazards(one))
+    driver: Any = one.connection.dbapi_connection
+    hazards = []
+    # Only psycopg prepares statements by itself; other drivers have no such attribute.
+    if getattr(driver, "prepare_threshold", None) is not None:
+        hazards.append(
+            (
+                "psycopg prepares statements that the application repeats, and the next server connection does not know them",
+                'Set connect_args={"prepare_threshold": None}, or let PgBouncer 1.22 or later keep prepared statements '
+                "(max_prepared_statements above 0, and libpq 17 or later on this host).",
+            )
+        )
+    info: Any = getattr(driver, "info", None)
+    psycopg3 = hasattr(info, "get_parameters")
+    if (info.get_parameters() if psycopg3 else getattr(info, "dsn_parameters", None) or {}).get("options"):
+        hazards.append(
+            (
+                "connections are made with options=…, which a pooler ignores or applies to other clients",
+                "Set them for the role instead: ALTER ROLE … SET ….",
+            )
+        )
     if not hazards:
         return (
             Verdict.FINE,
@@ -280,44 +290,14 @@ def inspect_pooling(one: Connection, other: Connection) -> Said:
 
 def shares_sessions(one: Connection, other: Connection) -> bool:
     """Return True if a pooler gives these two autocommit connections another session of the server for each transaction."""
-    return any(_is_shared(one, other) for _ in range(POOLING_TRIES))
-
-
-def _is_shared(one: Connection, other: Connection) -> bool:
-    before = one.execute(_BACKEND).scalar_one()
-    with transaction(other):
-        held = other.execute(_BACKEND).scalar_one()
-        after = one.execute(_BACKEND).scalar_one()
-    return held in (before, after) or before != after
-
-
-def _hazards(connection: Connection) -> list[tuple[str, str]]:
-    driver: Any = connection.connection.dbapi_connection
-    found = []
-    # Only psycopg prepares statements by itself; other drivers have no such attribute.
-    if getattr(driver, "prepare_threshold", None) is not None:
-        found.append(
-            (
-                "psycopg prepares statements that the application repeats, and the next server connection does not know them",
-                'Set connect_args={"prepare_threshold": None}, or let PgBouncer 1.22 or later keep prepared statements '
-                "(max_prepared_statements above 0, and libpq 17 or later on this host).",
-            )
-        )
-    if _parameters(driver).get("options"):
-        found.append(
-            (
-                "connections are made with options=…, which a pooler ignores or applies to other clients",
-                "Set them for the role instead: ALTER ROLE … SET ….",
-            )
-        )
-    return found
-
-
-def _parameters(driver: Any) -> dict[str, str]:
-    info: Any = getattr(driver, "info", None)
-    if hasattr(info, "get_parameters"):  # psycopg 3
-        return dict(info.get_parameters())
-    return dict(getattr(info, "dsn_parameters", None) or {})  # psycopg2
+    for _ in range(POOLING_TRIES):
+        before = one.execute(_BACKEND).scalar_one()
+        with transaction(other):
+            held = other.execute(_BACKEND).scalar_one()
+            after = one.execute(_BACKEND).scalar_one()
+        if held in (before, after) or before != after:
+            return True
+    return False
 
 
 OVERDUE_SECONDS: Final = 3600

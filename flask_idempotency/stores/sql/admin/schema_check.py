@@ -22,7 +22,7 @@ from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.engines import Joining
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.naming import look, named
+from flask_idempotency.stores.sql.naming import find, named, options
 
 AnswerT = TypeVar("AnswerT")
 
@@ -53,7 +53,28 @@ INDEX: Final = "The index "
 
 def faults(connection: Connection) -> list[str]:
     """Return why the store must refuse claims here: a sentence for each fault, with its remedy. Empty if there is none."""
-    return [*structural(connection), *_durability(connection)]
+    found = structural(connection)
+    if connection.dialect.name == "postgresql":
+        if connection.scalar(_DURABILITY) == "off":
+            found.append(
+                "synchronous_commit is off here: a crash could lose a claim that was granted, and the payment would run "
+                "again. Set it to on for the role that the application connects as."
+            )
+    elif kind_of(connection.dialect.name) == MYSQL:
+        found += mysql.faults(connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping)
+    elif connection.dialect.name == "sqlite":
+        journal = connection.scalar(_JOURNAL)
+        if journal != "wal":
+            found.append(
+                f"This SQLite database has journal_mode {journal}: readers and writers would wait for each other. "
+                "Run `PRAGMA journal_mode=WAL` on it once."
+            )
+        if (connection.scalar(_SYNCHRONOUS) or 0) < FULL:
+            found.append(
+                "This SQLite connection has PRAGMA synchronous below FULL: a power failure could lose a claim that was "
+                "granted, and the payment would run again. Set it to FULL where connections are made."
+            )
+    return found
 
 
 def structural(connection: Connection) -> list[str]:
@@ -135,29 +156,6 @@ def _parts(missing: tables.SchemaGaps) -> Iterator[str]:
         yield f"The sequence {sequence} is not in this database: the store cannot grant a claim. {_UPGRADE}."
 
 
-def _durability(connection: Connection) -> Iterator[str]:
-    if connection.dialect.name == "postgresql":
-        if connection.scalar(_DURABILITY) == "off":
-            yield (
-                "synchronous_commit is off here: a crash could lose a claim that was granted, and the payment would run "
-                "again. Set it to on for the role that the application connects as."
-            )
-    elif kind_of(connection.dialect.name) == MYSQL:
-        yield from mysql.faults(connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping)
-    elif connection.dialect.name == "sqlite":
-        journal = connection.scalar(_JOURNAL)
-        if journal != "wal":
-            yield (
-                f"This SQLite database has journal_mode {journal}: readers and writers would wait for each other. "
-                "Run `PRAGMA journal_mode=WAL` on it once."
-            )
-        if (connection.scalar(_SYNCHRONOUS) or 0) < FULL:
-            yield (
-                "This SQLite connection has PRAGMA synchronous below FULL: a power failure could lose a claim that was "
-                "granted, and the payment would run again. Set it to FULL where connections are made."
-            )
-
-
 class HasEngines(Protocol):
     @property
     def base(self) -> Engine: ...
@@ -223,7 +221,8 @@ class SqlSchema:
             if self._joining is not None and self._joining.here():
                 return self._joining.run(work)
             with self._database.engine.connect() as connection:
-                return work(look(connection, list(tables.metadata.tables)))
+                _, schema = find(connection, tables.metadata.tables)
+                return work(connection.execution_options(**options(schema)))
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

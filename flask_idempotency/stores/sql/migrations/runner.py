@@ -15,7 +15,7 @@ from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, SUPPORTED, kind
 from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import raise_sequence, write_version
 from flask_idempotency.stores.sql.migrations.additions import add_facts, add_parts, comment
-from flask_idempotency.stores.sql.mysql import IN_CLUSTER, has_sequences, is_in_cluster
+from flask_idempotency.stores.sql.mysql import IN_CLUSTER, has_sequences, is_on
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
 LOCK_MS: Final = 2000
@@ -75,12 +75,12 @@ def beside_the_tables(connection: Connection) -> Iterator[None]:
     if kind_of(connection.dialect.name) == MYSQL:
         yield
         return
-    place = find(connection, list(schema.metadata.tables))
-    if place is None or place.schema is None:
+    _, found = find(connection, schema.metadata.tables)
+    if found is None:
         yield
         return
     before = connection.exec_driver_sql("SELECT current_setting('search_path')").scalar_one()
-    home = connection.dialect.identifier_preparer.quote_identifier(place.schema)
+    home = connection.dialect.identifier_preparer.quote_identifier(found)
     connection.execute(_SET_PATH, {"path": f"{home}, {before}" if before else home})
     yield
     connection.execute(_SET_PATH, {"path": before})
@@ -246,7 +246,7 @@ def lacks_sequence(connection: Connection) -> bool:
     if kind_of(connection.dialect.name) != MYSQL:
         return False
     number = str(connection.exec_driver_sql("SELECT version()").scalar_one())
-    if not has_sequences(number, in_cluster=is_in_cluster(connection.exec_driver_sql(IN_CLUSTER).first())):
+    if not has_sequences(number, in_cluster=is_on(connection.exec_driver_sql(IN_CLUSTER).first())):
         return False
     return not connection.scalar(_SEQUENCES, {"name": schema.FENCES})
 
