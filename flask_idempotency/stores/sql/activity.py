@@ -49,7 +49,13 @@ class SqlActivity(SqlCapability):
                 now = self._send(connection, remember_token, given).scalar_one_or_none()
                 if now is None:
                     return
-                buckets = [_bucket(owner, length, now) for length in sorted(KEPT_SECONDS)]
+                buckets = []
+                for seconds in sorted(KEPT_SECONDS):
+                    length = seconds * 1_000_000
+                    start = now // length * length
+                    ends = start + length + KEPT_SECONDS[seconds] * 1_000_000
+                    of_length = {"my_length": length, "my_start": start, "my_expires_at": ends}
+                    buckets.append({"my_owner": owner, **of_length})
                 # Two calls may both find no row. So insert first, in the order in which rows are locked.
                 self._send(connection, open_bucket, buckets)
                 for bucket in buckets:
@@ -76,13 +82,6 @@ class SqlActivity(SqlCapability):
             )
 
         return self._database.run(read)
-
-
-def _bucket(owner: bytes, length: int, now: int) -> dict[str, Any]:
-    long = length * 1_000_000
-    start = now // long * long
-    ends = start + long + KEPT_SECONDS[length] * 1_000_000
-    return {"my_owner": owner, "my_length": long, "my_start": start, "my_expires_at": ends}
 
 
 def remember_token(dialect: Dialect) -> Any:
@@ -164,25 +163,21 @@ class SqlObservations(SqlCapability):
                 row = self._send(connection, read_observation, given).one_or_none()
                 if row is None or row.free:
                     continue
-            return _sighted(row, given["my_token"], given["my_fingerprint"])
+            ago = max(row.now - row.began_at, 0) / 1_000_000
+            if row.fingerprint != given["my_fingerprint"]:
+                return Observed(Sighting.MISMATCH, ago)
+            if row.state not in schema.WATCHED:
+                return Observed(Sighting.REPLAY if row.state == schema.REPLAY else Sighting.UNKNOWN, ago)
+            if row.token != given["my_token"]:
+                return Observed(Sighting.CONFLICT, ago)
+            # A repeated call finds what the first one found.
+            ago = max(row.watched_at - row.began_at, 0) / 1_000_000
+            return Observed(Sighting.TAKEN_OVER if row.state == schema.TAKEN_OVER else Sighting.NEW, ago)
         raise StoreUnavailable(f"the row changed between write and read {TRIES} times")
 
     def _write(self, make: Make, key: StorageKey, token: bytes, **more: Any) -> None:
         given = {"my_record_id": key.rid, "my_token": token, "now": self._now(), **more}
         self._database.send(lambda connection: self._send(connection, make, given))
-
-
-def _sighted(row: Any, token: bytes, fingerprint: bytes) -> Observed:
-    ago = max(row.now - row.began_at, 0) / 1_000_000
-    if row.fingerprint != fingerprint:
-        return Observed(Sighting.MISMATCH, ago)
-    if row.state in schema.WATCHED:
-        if row.token != token:
-            return Observed(Sighting.CONFLICT, ago)
-        # A repeated call finds what the first one found.
-        ago = max(row.watched_at - row.began_at, 0) / 1_000_000
-        return Observed(Sighting.TAKEN_OVER if row.state == schema.TAKEN_OVER else Sighting.NEW, ago)
-    return Observed(Sighting.REPLAY if row.state == schema.REPLAY else Sighting.UNKNOWN, ago)
 
 
 def observe(dialect: Dialect) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
@@ -58,11 +59,6 @@ class ClaimQuery:
     def must_wait(self) -> bool:
         """True if a new key needs the tenant's lock, because a limit of the quota is no higher than its margin."""
         return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
-
-    def granted(self, fence: int, *, attempt: int, before: Row | None = None) -> model.Grant:
-        """`before` is the row that this claim takes over."""
-        trace = "" if before is None else model.method_and_trace(unescape(before.method))[1]
-        return model.Grant(self.token, fence, attempt, self.lease / 1_000_000, taken_from=trace)
 
 
 def claim_query(
@@ -158,8 +154,12 @@ _MAKES: Final[Mapping[Move, Callable[[Dialect], Any]]] = {
 }
 
 
-class ClaimWriter:
-    """Write what a claim found to be due, if the row still is what the claim read.
+Once: TypeAlias = Callable[[RecordConnection, ClaimQuery], StoreOutcome | None]
+"""One try to claim. None: the row changed between the read and the write."""
+
+
+class Strategy(ABC):
+    """Grant a free key to one claim, and return the outcome of `classify` to the others.
 
     Each write compares state, token and fence, and checks its condition again by the server's clock.
     """
@@ -167,6 +167,10 @@ class ClaimWriter:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._within = dialect.name == POSTGRESQL
+
+    @abstractmethod
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
+        """Claim the key. The caller may repeat this on a new connection."""
 
     def insert(
         self, connection: RecordConnection, query: ClaimQuery, *, fence: int | None = None, numbered: bool = False
@@ -207,25 +211,95 @@ class ClaimWriter:
             return None
         if move is Move.QUARANTINE:
             return model.Unknown(statements.LEASE_EXPIRED)
-        before = row if move is Move.TAKE_OVER else None
-        if fence is not None:
-            # Compared with what was read, so that the attempt is known.
-            return query.granted(fence, attempt=1 if before is None else row.attempt + 1, before=before)
-        return query.granted(written.fence, attempt=written.attempt, before=before)
+        fence = written.fence if fence is None else fence
+        # Compared with what was read, so that the attempt is known.
+        attempt, trace = 1, ""
+        if move is Move.TAKE_OVER:
+            attempt, trace = row.attempt + 1, model.method_and_trace(unescape(row.method))[1]
+        return model.Grant(query.token, fence, attempt, query.lease / 1_000_000, taken_from=trace)
 
 
-Once: TypeAlias = Callable[[RecordConnection, ClaimQuery], StoreOutcome | None]
-"""One try to claim. None: the row changed between the read and the write."""
+@dataclass(frozen=True, slots=True)
+class NearLimit:
+    """The tenant is near a limit of its quota, so the claim needs the tenant's lock: see `wait_for_tenant`."""
+
+    strategy: Insert
+    query: ClaimQuery
 
 
-class QuotaGate:
-    """PostgreSQL: repeat the tries of all strategies, and check the tenant's quota."""
+def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
+    """Claim under the tenant's lock. None: the lock was not free in time.
 
-    def __init__(self, dialect: Dialect, writer: ClaimWriter) -> None:
-        self._dialect = dialect
-        self._writer = writer
+    In this process, one claim of the tenant at a time uses a connection for this, and returns it between its tries.
+    """
+    timeout = dialects.LOCK_TIMEOUT_MS / 1000
+    until = time.monotonic() + timeout
+    with database.tenant_lock.turn(near.query.request.key.tid, timeout=timeout) as mine:
+        while mine and time.monotonic() < until:
+            outcome = database.send(near.strategy.claim_alone, near.query)
+            if outcome is not None:
+                return outcome
+            time.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - it is no secret
+    return None
 
-    def retry(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome:
+
+class Insert(Strategy):
+    """PostgreSQL, without a lock: one statement inserts the row or reads it, and commits by itself.
+
+    A row that has to be changed takes a second statement. A new key of a tenant that is near a limit of its quota takes the
+    tenant's lock.
+    """
+
+    _queues = False
+    """Whether claims that insert a row wait for each other by their key's number."""
+
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
+        if query.quota is None:
+            outcome = self._try(connection, query)
+            return self._retry(connection, query, self._try) if outcome is None else outcome
+        try:
+            outcome = self._try(connection, query)
+        except DBAPIError as error:
+            # Two claims collided in the ledger, because the role's isolation is stricter than needed.
+            if not is_serialization_failure(error):
+                raise
+            outcome = None
+        return outcome or self._refused(connection, query) or NearLimit(self, query)
+
+    def claim_alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+        """Claim under the tenant's lock. None: another worker holds that lock. Do not keep the connection for it."""
+
+        def alone(connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+            with transaction(connection):
+                return self.within(connection, query)
+
+        try:
+            return self._retry(connection, query, alone)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            return None
+
+    def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+        """Try to claim in the caller's transaction, with a quota under the tenant's lock. None: the row changed between the
+        read and the write."""
+        if query.quota is None:
+            return self._try(connection, query)
+        query = replace(query, parameters={**query.parameters, "my_margin": 0})
+        connection.execute(made(quota.tenant_lock, self._dialect), query.parameters)
+        # In separate statements: the next one sees what others committed while the first waited for the lock.
+        outcome = self.insert(connection, query)
+        if outcome is not None:
+            return outcome
+        found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
+        if found is not None:
+            row = row_of(found)
+            outcome = self.apply(connection, row, query)
+            if outcome is not None or not is_gone(row):
+                return outcome
+        return refusal(checked(connection.execute(made(quota.tenant_counts, self._dialect), query.parameters).one()))
+
+    def _retry(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome:
         """Return the first outcome of `once`.
 
         Wait, briefly and one time only, for a row that another worker removes: then its key is a new one.
@@ -245,30 +319,6 @@ class QuotaGate:
                 break
         return model.InFlight(RETRY_SECONDS)
 
-    def claim(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome | NearLimit:
-        """Try one time to claim within the quota, without the tenant's lock. Refuse a new key of a tenant that is full."""
-        try:
-            outcome = once(connection, query)
-        except DBAPIError as error:
-            # Two claims collided in the ledger, because the role's isolation is stricter than needed.
-            if not is_serialization_failure(error):
-                raise
-            outcome = None
-        if outcome is None:
-            outcome = self._refused(connection, query)
-        if outcome is not None:
-            return outcome
-        return NearLimit(self, replace(query, parameters={**query.parameters, "my_margin": 0}))
-
-    def claim_alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
-        """Claim under the tenant's lock. None: another worker holds that lock. Do not keep the connection for it."""
-        try:
-            return self.retry(connection, query, self._alone)
-        except DBAPIError as error:
-            if not is_lock_timeout(error):
-                raise
-            return None
-
     def _refused(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Refuse without a lock, so that a client that floods a full tenant makes no other wait. None: it is not full.
 
@@ -281,85 +331,7 @@ class QuotaGate:
         # The last place may have gone to this very key, and a known key is not refused.
         found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
         row = None if found is None else row_of(found)
-        return refused if row is None or is_gone(row) else self._writer.apply(connection, row, query)
-
-    def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
-        """Claim under the tenant's lock, in the caller's transaction. None: the row changed between the read and the write."""
-        connection.execute(made(quota.tenant_lock, self._dialect), query.parameters)
-        # In separate statements: the next one sees what others committed while the first waited for the lock.
-        outcome = self._writer.insert(connection, query)
-        if outcome is not None:
-            return outcome
-        found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
-        if found is not None:
-            row = row_of(found)
-            outcome = self._writer.apply(connection, row, query)
-            if outcome is not None or not is_gone(row):
-                return outcome
-        return refusal(checked(connection.execute(made(quota.tenant_counts, self._dialect), query.parameters).one()))
-
-    def _alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
-        with transaction(connection):
-            return self.within(connection, query)
-
-
-@dataclass(frozen=True, slots=True)
-class NearLimit:
-    """The tenant is near a limit of its quota, so the claim needs the tenant's lock: see `wait_for_tenant`."""
-
-    gate: QuotaGate
-    query: ClaimQuery
-
-
-def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
-    """Claim under the tenant's lock. None: the lock was not free in time.
-
-    In this process, one claim of the tenant at a time uses a connection for this, and returns it between its tries.
-    """
-    timeout = dialects.LOCK_TIMEOUT_MS / 1000
-    until = time.monotonic() + timeout
-    with database.tenant_lock.turn(near.query.request.key.tid, timeout=timeout) as mine:
-        while mine and time.monotonic() < until:
-            outcome = database.send(near.gate.claim_alone, near.query)
-            if outcome is not None:
-                return outcome
-            time.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - it is no secret
-    return None
-
-
-class Strategy(Protocol):
-    """Grant a free key to one claim, and return the outcome of `classify` to the others."""
-
-    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
-        """Claim the key. The caller may repeat this on a new connection."""
-        ...
-
-
-class Insert:
-    """PostgreSQL, without a lock: one statement inserts the row or reads it, and commits by itself.
-
-    A row that has to be changed takes a second statement.
-    """
-
-    _queues = False
-    """Whether claims that insert a row wait for each other by their key's number."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._writer = ClaimWriter(dialect)
-        self._gate = QuotaGate(dialect, self._writer)
-
-    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
-        if query.quota is not None:
-            return self._gate.claim(connection, query, self._try)
-        outcome = self._try(connection, query)
-        return self._gate.retry(connection, query, self._try) if outcome is None else outcome
-
-    def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
-        """Try to claim in the caller's transaction. None: the row changed between the read and the write."""
-        if query.quota is None:
-            return self._try(connection, query)
-        return self._gate.within(connection, replace(query, parameters={**query.parameters, "my_margin": 0}))
+        return refused if row is None or is_gone(row) else self.apply(connection, row, query)
 
     def _try(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Try to claim. None: the row changed between the read and the write."""
@@ -367,44 +339,43 @@ class Insert:
             # Read first: with a quota the inserting statement is long, and a replay must not pay for planning it.
             found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
             if found is None:
-                return self._writer.insert(connection, query)
-            return self._apply(connection, row_of(found), query)
+                return self.insert(connection, query)
+            return self._settle(connection, row_of(found), query)
         fence, *found = connection.execute(
             made(statements.claim_or_read, self._dialect, queues=self._queues), query.parameters
         ).one()
         if fence is not None:
-            return query.granted(fence, attempt=1)
+            return model.Grant(query.token, fence, 1, query.lease / 1_000_000)
         if found[0] is None:
             # Another worker inserted the row after our snapshot was taken, so we neither made it nor see it.
             return None
-        return self._apply(connection, row_of(found), query)
+        return self._settle(connection, row_of(found), query)
 
-    def _apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+    def _settle(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         """Classify this row, and write what is due. None: it has changed since, or another worker has it locked."""
-        return self._writer.apply(connection, row, query)
+        return self.apply(connection, row, query)
 
 
-class InsertInTurn:
+class InsertInTurn(Strategy):
     """SQLite and MySQL: a read takes one statement and no lock. A write locks, and reads again first.
 
     SQLite has one lock. On MySQL a claim locks the row of the last fence, which puts all grants in turn, and then that of
     its key. It does not wait for the latter, which a worker's transaction may hold for long.
 
     MariaDB has sequences: there one statement claims a new key, as on PostgreSQL, and only claims within a quota go in turn.
-    Such a fence is taken when its row is written, or under the lock of that row: see `statements._fence`.
+    Such a fence is taken when its row is written, or under the lock of that row: see `statements._new`.
     """
 
     def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+        super().__init__(dialect)
         self._in_turn = dialect.name == MYSQL
-        self._writer = ClaimWriter(dialect)
 
     def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
         """Claim the key. `joined`: in the caller's transaction, which keeps others from writing on SQLite."""
         numbers = connection.info.get(NUMBERED) if self._in_turn else None
         numbered = numbers is not None and numbers.raised
         if numbered and query.quota is None:
-            granted = self._writer.insert(connection, query, numbered=True)
+            granted = self.insert(connection, query, numbered=True)
             if granted is not None:
                 return granted
         found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
@@ -418,7 +389,7 @@ class InsertInTurn:
                 # On MySQL no other claim is granted from here on, so that the counts of a quota stay right.
                 fence = connection.execute(made(statements.next_fence, self._dialect), query.parameters).scalar_one()
             if found is None and query.quota is None:
-                granted = self._writer.insert(connection, query, fence=fence, numbered=numbered)
+                granted = self.insert(connection, query, fence=fence, numbered=numbered)
                 if granted is not None:
                     return granted
                 # Another worker was faster.
@@ -449,9 +420,9 @@ class InsertInTurn:
                 # As on PostgreSQL: the source of fences may have changed, or gone back with a backup or a clock.
                 fence = max(fence, row.fence + 1)
             if row is None:
-                written = self._writer.insert(connection, query, fence=fence, numbered=numbered)
+                written = self.insert(connection, query, fence=fence, numbered=numbered)
             else:
-                written = self._writer.write(connection, outcome, row, query, fence=fence)
+                written = self.write(connection, outcome, row, query, fence=fence)
             return written or model.InFlight(RETRY_SECONDS)
 
     def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
@@ -490,14 +461,14 @@ class RowLock(Insert):
     can distinguish an absent row from a locked one, which `SKIP LOCKED` alone cannot. A replay does not write.
     """
 
-    def _apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+    def _settle(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         outcome = classify(row, query)
         if not isinstance(outcome, Move):
             return outcome
         with transaction(connection):
             # A claim that does not get the lock leaves the write to the worker that has it.
             found = self._locked(connection, query)
-            return None if found is None else self._writer.apply(connection, row_of(found), query)
+            return None if found is None else self.apply(connection, row_of(found), query)
 
     def _locked(self, connection: RecordConnection, query: ClaimQuery) -> Any | None:
         return connection.execute(made(statements.read_locked, self._dialect), query.parameters).one_or_none()

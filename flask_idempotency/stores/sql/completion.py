@@ -74,16 +74,18 @@ def book(dialect: Dialect) -> Any:
 
 def why_not_sealed(dialect: Dialect) -> sa.Select[Any]:
     """Read why a sealed response was not stored: if its tenant was erased since, and if its data key is enabled."""
-    reasons: list[sa.ColumnElement[Any]] = [
-        statements.is_erased_since(records).label("erased"),
-        statements.key_is_there(records).label("kept"),
-    ]
-    return dialect.in_session(sa.select(*reasons).where(is_mine()))
+    return dialect.in_session(seal_faults(records).where(is_mine()))
 
 
-def may_be_sealed() -> sa.ColumnElement[bool]:
-    """Match a row that may store a response sealed with this data key."""
-    return sa.and_(statements.key_is_there(records), ~statements.is_erased_since(records))
+def seal_faults(table: sa.Table) -> sa.Select[Any]:
+    """Read if the tenant of a row was erased since its request, and if its data key is enabled."""
+    erased: sa.ColumnElement[Any] = statements.is_erased_since(table).label("erased")
+    return sa.select(erased, statements.key_is_there(table).label("kept"))
+
+
+def may_be_sealed(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Match a row that may store a payload sealed with this data key."""
+    return sa.and_(statements.key_is_there(table), ~statements.is_erased_since(table))
 
 
 def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int], form: Form) -> Any:
@@ -97,7 +99,7 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
     else:
         statement = statement.where(_r.in_quota == ZERO)
     if sealed:
-        statement = statement.where(may_be_sealed())
+        statement = statement.where(may_be_sealed(records))
     completed = statement.values(
         state=sa.bindparam("my_state", type_=sa.String),
         lease_expires_at=sa.null(),
@@ -192,7 +194,7 @@ def replace(dialect: Dialect, sealed: bool = False) -> Any:
     """
     statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     if sealed:
-        statement = statement.where(may_be_sealed())
+        statement = statement.where(may_be_sealed(records))
     new: dict[str, Any] = {
         "state": sa.bindparam("my_state", type_=sa.String),
         "status": sa.bindparam("my_status", type_=_r.status.type),

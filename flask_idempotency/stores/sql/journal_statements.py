@@ -7,7 +7,7 @@ record: it has the same `requested_at`. Rows of another life are never read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from flask_idempotency.engine.journal import NEVER_RESUMED
 from flask_idempotency.engine.model import CORRUPT, IN_DOUBT
 from flask_idempotency.stores.sql import schema, statements
-from flask_idempotency.stores.sql.completion import may_be_sealed
+from flask_idempotency.stores.sql.completion import may_be_sealed, seal_faults
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.statements import ONE, ZERO, is_mine, word
 from flask_idempotency.stores.sql.writes import proven, returned, upserted
@@ -84,12 +84,29 @@ _REPLACED: Final = (
 _A_RESULT: Final = Form(finished=True, has_payload=True)
 
 
-def hold(dialect: Dialect, *, opens: bool = True) -> Any:
+def hold(dialect: Dialect, *, opens: bool = True, sealed: bool = False) -> Any:
     """Change the record for a write to its journal. Return what the rows of its steps need; no row if it was refused.
 
-    `opens`: no plain step is in doubt after the write, so another attempt may go on.
+    `opens`: no plain step is in doubt after the write, so another attempt may go on. `sealed` as for `write`.
     """
-    return _held(dialect, opens=opens)
+    statement, now = statements.owners(dialect, schema.PROCESSING, schema.QUARANTINED)
+    number = integer("my_write")
+    held = statement.where(
+        _r.fence == bigint("my_fence"),
+        _r.step_write < number,
+        sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(statements.LEASE_EXPIRED)),
+    )
+    if sealed:
+        held = held.where(may_be_sealed(schema.records))
+    if opens:
+        goes_on = {"state": word(schema.PROCESSING), "reason": sa.null(), "resolver_due_at": ZERO}
+        held = held.values(on_expiry=word(schema.TAKEOVER), **goes_on)
+    else:
+        held = held.values(on_expiry=word(schema.QUARANTINE))
+    longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
+    steps_now = sa.bindparam("my_steps", type_=_r.steps.type)
+    written = held.values(lease_expires_at=longer, steps=steps_now, step_write=number)
+    return returned(dialect, written, is_mine(), *_facts(now))
 
 
 def write(
@@ -99,31 +116,33 @@ def write(
 
     `sealed`: refuse if the data key that seals all of them is missing, or the tenant was erased since the first request.
     """
-    held = _held(dialect, opens=opens, sealed=sealed).cte("held")
-    entered = [
-        _entered(dialect, held, form, f"_{number}").cte(f"entered_{number}") for number, form in enumerate(forms)
-    ]
+    held, entered = hold(dialect, opens=opens, sealed=sealed).cte("held"), []
+    for number, form in enumerate(forms):
+        values = _values(held.c, form, f"_{number}")
+        source = sa.select(*values.values()).select_from(held).where(sa.true())
+        replacing = _FINISHES if form.finished else _BEGINS
+        step = upserted(dialect, schema.steps, values, _KEYS, replacing, where=_REPLACED, source=source)
+        entered.append(step.cte(f"entered_{number}"))
     return sa.select(held.c.fence).add_cte(*entered)
 
 
-def enter(dialect: Dialect, form: Form = _A_RESULT) -> Any:
-    """Enter one step of this form, in the transaction that `hold` began."""
-    return _enter(dialect, form, _FINISHES if form.finished else _BEGINS)
+def enter(dialect: Dialect, form: Form = _A_RESULT, *, settles: bool = False) -> Any:
+    """Enter one step of this form, in the transaction that `hold` began.
+
+    `settles`: in its worker's place. It keeps the fence of the claim that entered it.
+    """
+    replacing = _SETTLES if settles else _FINISHES if form.finished else _BEGINS
+    if not dialect.returns:
+        # On MySQL `requested_at` is read by the values before it.
+        replacing = dict(sorted(replacing.items(), key=lambda item: item[0] == "requested_at"))
+    values = _values(_Life(), form)
+    return upserted(dialect, schema.steps, values, _KEYS, replacing, where=_REPLACED, inserts_first=True)
 
 
-def settle(dialect: Dialect, form: Form = _A_RESULT) -> Any:
-    """Enter one step in its worker's place. It keeps the fence of the claim that entered it."""
-    return _enter(dialect, form, _SETTLES)
-
-
-def withdraw(dialect: Dialect) -> sa.Delete:
-    """Remove a step of this fence that began and did nothing."""
-    return _withdrawn(_s.fence == bigint("my_fence"))
-
-
-def withdraw_any(dialect: Dialect) -> sa.Delete:
-    """Remove a step that began and did nothing, in its worker's place."""
-    return _withdrawn()
+def withdraw(dialect: Dialect, *, settles: bool = False) -> sa.Delete:
+    """Remove a step of this fence that began and did nothing. `settles`: of any fence, in its worker's place."""
+    begun = _is_step(), _s.state == word(schema.BEGUN)
+    return sa.delete(schema.steps).where(*begun, *(() if settles else (_s.fence == bigint("my_fence"),)))
 
 
 def why_not_held(dialect: Dialect) -> sa.Select[Any]:
@@ -132,14 +151,14 @@ def why_not_held(dialect: Dialect) -> sa.Select[Any]:
     return dialect.in_session(sa.select(*facts, _r.reason, dialect.now.label("now")).where(is_mine()))
 
 
-def recall(dialect: Dialect) -> sa.Select[Any]:
-    """Select the journal, one row for each step, for the claim that holds the record. Without steps, select one row."""
-    return _journal().where(_r.token == binary("my_token"), _r.fence == bigint("my_fence"))
-
-
-def read_journal(dialect: Dialect) -> sa.Select[Any]:
-    """Select the journal as `recall` does, for anyone."""
-    return _journal()
+def read_journal(dialect: Dialect, *, held: bool = False) -> sa.Select[Any]:
+    """Select the journal, one row for each step. Without steps, select one row. `held`: for the claim that holds the record."""
+    of_life = sa.and_(_s.record_id == _r.record_id, _s.requested_at == _r.requested_at)
+    shown = sa.select(_r.fence.label("record_fence"), _r.step_write, *_shown()).select_from(
+        schema.records.outerjoin(schema.steps, of_life)
+    )
+    journal = shown.where(is_mine(), _is_unfinished()).order_by(_s.began_at, _s.position, _s.step_id)
+    return journal.where(_r.token == binary("my_token"), _r.fence == bigint("my_fence")) if held else journal
 
 
 def resume(dialect: Dialect) -> Any:
@@ -180,12 +199,7 @@ def give_up(dialect: Dialect) -> Any:
         _r.lease_expires_at <= horizon,
         _r.lease_expires_at <= dialect.now,
     )
-    values = {
-        "state": word(schema.QUARANTINED),
-        "reason": word(NEVER_RESUMED),
-        "succeeded": statements.ended_wait(dialect),
-    }
-    return statements.unlocked(dialect, seen, values)
+    return statements.unlocked(dialect, seen, statements.quarantined(dialect, word(NEVER_RESUMED)))
 
 
 def release(dialect: Dialect) -> Any:
@@ -251,7 +265,7 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
     """
     statement = sa.update(schema.steps).where(_holds_seen(), _lives())
     if sealed:
-        statement = statement.where(statements.key_is_there(schema.steps), ~statements.is_erased_since(schema.steps))
+        statement = statement.where(may_be_sealed(schema.steps))
     new: dict[str, Any] = {
         "payload": binary("my_payload"),
         "payload_size": bigint("my_payload_size"),
@@ -263,11 +277,7 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
 
 def why_not_replaced(dialect: Dialect) -> sa.Select[Any]:
     """Read if a step still holds the payload that was seen, if its tenant was erased since, and if its data key is enabled."""
-    reasons: list[sa.ColumnElement[Any]] = [
-        statements.is_erased_since(schema.steps).label("erased"),
-        statements.key_is_there(schema.steps).label("kept"),
-    ]
-    return sa.select(*reasons).where(_holds_seen(), _lives())
+    return seal_faults(schema.steps).where(_holds_seen(), _lives())
 
 
 def orphans(dialect: Dialect) -> sa.Select[Any]:
@@ -280,30 +290,8 @@ def orphans(dialect: Dialect) -> sa.Select[Any]:
 
 def remove_orphan(dialect: Dialect) -> Any:
     """Remove one step of that life. A claim may have replaced it since: the row of a new life stays."""
-    row = (_s.record_id == binary("my_record_id"), _s.step_id == binary("my_step_id"))
-    removed = sa.delete(schema.steps).where(*row, _s.requested_at == bigint("my_requested_at"), ~_lives())
+    removed = sa.delete(schema.steps).where(_is_step(), ~_lives())
     return proven(dialect, removed, _s.record_id)
-
-
-def _held(dialect: Dialect, *, opens: bool, sealed: bool = False) -> Any:
-    statement, now = statements.owners(dialect, schema.PROCESSING, schema.QUARANTINED)
-    number = integer("my_write")
-    longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
-    held = statement.where(
-        _r.fence == bigint("my_fence"),
-        _r.step_write < number,
-        sa.or_(_r.state == word(schema.PROCESSING), _r.reason == word(statements.LEASE_EXPIRED)),
-    )
-    if sealed:
-        held = held.where(may_be_sealed())
-    if opens:
-        goes_on = {"state": word(schema.PROCESSING), "reason": sa.null(), "resolver_due_at": ZERO}
-        held = held.values(on_expiry=word(schema.TAKEOVER), **goes_on)
-    else:
-        held = held.values(on_expiry=word(schema.QUARANTINE))
-    steps_now = sa.bindparam("my_steps", type_=_r.steps.type)
-    written = held.values(lease_expires_at=longer, steps=steps_now, step_write=number)
-    return returned(dialect, written, is_mine(), *_facts(now))
 
 
 def _facts(now: sa.ColumnElement[int]) -> tuple[sa.ColumnElement[Any], ...]:
@@ -341,44 +329,10 @@ def _values(life: Any, form: Form, suffix: str = "") -> dict[str, sa.ColumnEleme
     }
 
 
-def _entered(dialect: Dialect, held: sa.FromClause, form: Form, suffix: str) -> Any:
-    """Enter one step of the record that `held` has updated."""
-    values = _values(held.c, form, suffix)
-    source = sa.select(*values.values()).select_from(held).where(sa.true())
-    replacing = _FINISHES if form.finished else _BEGINS
-    return upserted(dialect, schema.steps, values, _KEYS, replacing, where=_REPLACED, source=source)
-
-
-def _enter(dialect: Dialect, form: Form, replacing: Mapping[str, str]) -> Any:
-    # On MySQL `requested_at` is read by the values before it.
-    in_order = dict(sorted(replacing.items(), key=lambda item: item[0] == "requested_at"))
-    return upserted(
-        dialect,
-        schema.steps,
-        _values(_Life(), form),
-        _KEYS,
-        replacing if dialect.returns else in_order,
-        where=_REPLACED,
-        inserts_first=True,
-    )
-
-
-def _withdrawn(*conditions: sa.ColumnElement[bool]) -> sa.Delete:
-    return sa.delete(schema.steps).where(
-        _s.record_id == binary("my_record_id"),
-        _s.step_id == binary("my_step_id"),
-        _s.requested_at == bigint("my_requested_at"),
-        _s.state == word(schema.BEGUN),
-        *conditions,
-    )
-
-
-def _journal() -> sa.Select[Any]:
-    of_life = sa.and_(_s.record_id == _r.record_id, _s.requested_at == _r.requested_at)
-    shown = sa.select(_r.fence.label("record_fence"), _r.step_write, *_shown()).select_from(
-        schema.records.outerjoin(schema.steps, of_life)
-    )
-    return shown.where(is_mine(), _is_unfinished()).order_by(_s.began_at, _s.position, _s.step_id)
+def _is_step() -> sa.ColumnElement[bool]:
+    """Match a step of one life of a record."""
+    mine = _s.record_id == binary("my_record_id"), _s.step_id == binary("my_step_id")
+    return sa.and_(*mine, _s.requested_at == bigint("my_requested_at"))
 
 
 def _shown() -> tuple[sa.ColumnElement[Any], ...]:

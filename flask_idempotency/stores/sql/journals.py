@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, get_args
+from contextlib import nullcontext
+from typing import Any, Final, get_args
 
 from sqlalchemy import Connection
 
@@ -34,7 +35,7 @@ from flask_idempotency.stores.sql.completion import (
     refuse_sealed,
 )
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds, made
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, in_microseconds, made
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
 from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing, readable
@@ -50,79 +51,6 @@ _BIG: Final = 2**63 - 1
 
 PAYLOAD_STATUS: Final = 0
 """A step has no HTTP status, so its row does not keep one."""
-
-
-class JournalWriter:
-    """Sends one write to a journal, over any connection: the store's own, or that of the application's session."""
-
-    def __init__(self, dialect: Dialect, completing: Callable[[], CompletionWriter]) -> None:
-        self._dialect = dialect
-        self._in_one = dialect.name == POSTGRESQL
-        self._completing = completing
-
-    def write(self, connection: SessionConnection, parameters: dict[str, Any], writing: JournalWrite) -> bool:
-        """Change record and journal in the transaction of this connection. Return False if no row was changed.
-
-        `parameters` come from `parameters_of`. Without a transaction, call it only if `is_one_statement`. Raises
-        `DataKeyMissing` if that was the reason; the caller rolls back.
-        """
-        dialect, opens, forms = self._dialect, not writing.in_doubt, tuple(map(_form, writing.enter))
-        if self.is_one_statement(writing):
-            given: dict[str, Any] = {"my_data_key_number": next(iter(_numbers(writing.enter)), None), **parameters}
-            for number, entry in enumerate(writing.enter):
-                given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
-            sealed = bool(given["my_data_key_number"])
-            statement = made(statements.write, dialect, forms, opens=opens, sealed=sealed)
-            return connection.execute(statement, given).one_or_none() is not None
-        held = connection.execute(made(statements.hold, dialect, opens=opens), parameters).one_or_none()
-        if held is None:
-            return False
-        self.refuse_without_keys(connection, parameters, writing.enter)
-        of_life = _of_life(parameters, held)
-        for step in writing.withdraw:
-            connection.execute(made(statements.withdraw, dialect), {**of_life, "my_step_id": step})
-        for number, (entry, form) in enumerate(zip(writing.enter, forms, strict=True)):
-            given = {**of_life, **entered(entry, parameters["my_write"], number)}
-            connection.execute(made(statements.enter, dialect, form), given)
-        return True
-
-    def is_one_statement(self, writing: JournalWrite) -> bool:
-        """Return True if PostgreSQL does this in one statement.
-
-        A removal needs a statement of its own: in one with the update, it would not see a step that another transaction
-        enters while the update waits for that transaction.
-        """
-        entries = writing.enter
-        if not self._in_one or writing.withdraw or not 0 < len(entries) <= statements.MOST_AT_ONCE:
-            return False
-        return len(entries) == 1 or (
-            len({entry.id for entry in entries}) == len(entries) and len(_numbers(entries)) < 2
-        )
-
-    def refuse_without_keys(
-        self, connection: SessionConnection, parameters: dict[str, Any], entries: Sequence[Entry]
-    ) -> None:
-        """Raise `DataKeyMissing` if a payload of these entries may not be stored for want of its data key."""
-        for number in _numbers(entries):
-            self._completing().refuse_without_key(connection, {**parameters, "my_data_key_number": number})
-
-    def is_done(self, connection: SessionConnection, parameters: dict[str, Any], writing: JournalWrite) -> bool:
-        """Find out why a write changed no row. True: an earlier try was applied. False: try again.
-
-        Raises `LeaseLost` if this grant lost the record, and `DataKeyMissing` if that was the reason.
-        """
-        found = connection.execute(made(statements.why_not_held, self._dialect), parameters).one_or_none()
-        if found is None:
-            raise errors.LeaseLost("the record is gone")
-        check_standing(found)
-        if found.token != parameters["my_token"] or found.fence != parameters["my_fence"]:
-            raise errors.LeaseLost("the record belongs to another worker")
-        if found.state != PROCESSING and (found.state != QUARANTINED or found.reason != LEASE_EXPIRED):
-            raise errors.LeaseLost("the record is completed, released or quarantined")
-        if found.step_write >= parameters["my_write"]:
-            return True
-        self.refuse_without_keys(connection, parameters, writing.enter)
-        return False
 
 
 def parameters_of(
@@ -184,22 +112,20 @@ class SqlJournals(SqlCompleting):
         self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
         super().__init__(database, completing, now=now)
-        self._writer: JournalWriter | None = None
         self.before_write: Callable[[], None] | None = None
         """Raises if the application's own session prevents a write."""
         self.locked: set[bytes] = set()
         """On SQLite, the ids of records whose transactional step runs in this process, and holds the one write lock."""
 
-    @property
-    def writer(self) -> JournalWriter:
-        if self._writer is None:
-            # The first two threads may both do this: both build the same.
-            self._writer = JournalWriter(self._database.dialect, self._completing)
-        return self._writer
-
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
         if key.rid in self.locked:
-            _refuse_beside_transaction(writing)
+            # It would wait five seconds for the session of a transactional step, on SQLite.
+            if any(entry.state is StepState.BEGUN for entry in writing.enter):
+                raise errors.ConfigurationError(
+                    "a step began in one thread while a transactional step of the same request runs in another. SQLite has "
+                    "one writer at a time, so take such steps one after the other, or use PostgreSQL."
+                )
+            raise errors.StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
         if self.before_write is not None:
             self.before_write()
         parameters = parameters_of(key, token, fence=fence, writing=writing, lease=lease, now=self._now())
@@ -207,7 +133,8 @@ class SqlJournals(SqlCompleting):
 
     def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
         parameters = {"my_record_id": key.rid, "my_token": token, "my_fence": fence}
-        rows = self._database.send(lambda connection: self._send(connection, statements.recall, parameters).all())
+        recall = made(statements.read_journal, self._database.dialect, held=True)
+        rows = self._database.send(lambda connection: connection.execute(recall, parameters).all())
         if not rows:
             raise errors.LeaseLost("the record belongs to another worker, or is completed")
         return _journal(rows)
@@ -243,13 +170,14 @@ class SqlJournals(SqlCompleting):
                 if held is None:
                     found = self._send(connection, statements.why_not_held, parameters).one_or_none()
                     return found is not None and bool(found.token == token)
-                self.writer.refuse_without_keys(connection, parameters, writing.enter)
+                self.refuse_without_keys(connection, parameters, writing.enter)
                 of_life = _of_life(parameters, held)
                 for step in writing.withdraw:
-                    self._send(connection, statements.withdraw_any, {**of_life, "my_step_id": step})
+                    withdraw = made(statements.withdraw, dialect, settles=True)
+                    connection.execute(withdraw, {**of_life, "my_step_id": step})
                 for number, entry in enumerate(writing.enter):
-                    given = entered(entry, journal.write + 1, number)
-                    connection.execute(made(statements.settle, dialect, _form(entry)), {**of_life, **given})
+                    settle = made(statements.enter, dialect, _form(entry), settles=True)
+                    connection.execute(settle, {**of_life, **entered(entry, journal.write + 1, number)})
             return True
 
         return self._database.run(resume)
@@ -310,28 +238,81 @@ class SqlJournals(SqlCompleting):
         parameters = {"my_record_id": key.rid, "my_requested_at": requested_at}
         self._database.send(lambda connection: self._send(connection, statements.drop, parameters))
 
+    def write_on(self, connection: SessionConnection, parameters: dict[str, Any], writing: JournalWrite) -> bool:
+        """Change record and journal in the transaction of this connection: ours, or that of the application's session. Return
+        False if no row was changed.
+
+        `parameters` come from `parameters_of`. Without a transaction, call it only if `is_one_statement`. Raises
+        `DataKeyMissing` if that was the reason; the caller rolls back.
+        """
+        dialect, opens, forms = self._database.dialect, not writing.in_doubt, tuple(map(_form, writing.enter))
+        if self.is_one_statement(writing):
+            given: dict[str, Any] = {"my_data_key_number": next(iter(_numbers(writing.enter)), None), **parameters}
+            for number, entry in enumerate(writing.enter):
+                given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
+            sealed = bool(given["my_data_key_number"])
+            statement = made(statements.write, dialect, forms, opens=opens, sealed=sealed)
+            return connection.execute(statement, given).one_or_none() is not None
+        held = connection.execute(made(statements.hold, dialect, opens=opens), parameters).one_or_none()
+        if held is None:
+            return False
+        self.refuse_without_keys(connection, parameters, writing.enter)
+        of_life = _of_life(parameters, held)
+        for step in writing.withdraw:
+            connection.execute(made(statements.withdraw, dialect), {**of_life, "my_step_id": step})
+        for number, (entry, form) in enumerate(zip(writing.enter, forms, strict=True)):
+            given = {**of_life, **entered(entry, parameters["my_write"], number)}
+            connection.execute(made(statements.enter, dialect, form), given)
+        return True
+
+    def is_one_statement(self, writing: JournalWrite) -> bool:
+        """Return True if PostgreSQL does this in one statement.
+
+        A removal needs a statement of its own: in one with the update, it would not see a step that another transaction
+        enters while the update waits for that transaction.
+        """
+        entries = writing.enter
+        if self._database.dialect.name != POSTGRESQL or writing.withdraw:
+            return False
+        if not 0 < len(entries) <= statements.MOST_AT_ONCE:
+            return False
+        return len(entries) == 1 or (
+            len({entry.id for entry in entries}) == len(entries) and len(_numbers(entries)) < 2
+        )
+
+    def refuse_without_keys(
+        self, connection: SessionConnection, parameters: dict[str, Any], entries: Sequence[Entry]
+    ) -> None:
+        """Raise `DataKeyMissing` if a payload of these entries may not be stored for want of its data key."""
+        for number in _numbers(entries):
+            self._completing().refuse_without_key(connection, {**parameters, "my_data_key_number": number})
+
+    def is_done(self, connection: SessionConnection, parameters: dict[str, Any], writing: JournalWrite) -> bool:
+        """Find out why a write changed no row. True: an earlier try was applied. False: try again.
+
+        Raises `LeaseLost` if this grant lost the record, and `DataKeyMissing` if that was the reason.
+        """
+        found = connection.execute(made(statements.why_not_held, self._database.dialect), parameters).one_or_none()
+        if found is None:
+            raise errors.LeaseLost("the record is gone")
+        check_standing(found)
+        if found.token != parameters["my_token"] or found.fence != parameters["my_fence"]:
+            raise errors.LeaseLost("the record belongs to another worker")
+        if found.state != PROCESSING and (found.state != QUARANTINED or found.reason != LEASE_EXPIRED):
+            raise errors.LeaseLost("the record is completed, released or quarantined")
+        if found.step_write >= parameters["my_write"]:
+            return True
+        self.refuse_without_keys(connection, parameters, writing.enter)
+        return False
+
     def _write(self, connection: RecordConnection, parameters: dict[str, Any], writing: JournalWrite) -> None:
-        writer = self.writer
-        alone = writer.is_one_statement(writing)
+        alone = self.is_one_statement(writing)
         for _ in range(TRIES):
-            if alone:
-                written = writer.write(connection, parameters, writing)
-            else:
-                with transaction(connection):
-                    written = writer.write(connection, parameters, writing)
-            if written or writer.is_done(connection, parameters, writing):
+            with nullcontext() if alone else transaction(connection):
+                written = self.write_on(connection, parameters, writing)
+            if written or self.is_done(connection, parameters, writing):
                 return
         raise errors.StoreUnavailable(f"the row changed between read and write {TRIES} times")
-
-
-def _refuse_beside_transaction(writing: JournalWrite) -> NoReturn:
-    """Refuse a write that would wait five seconds for the session of a transactional step, on SQLite."""
-    if any(entry.state is StepState.BEGUN for entry in writing.enter):
-        raise errors.ConfigurationError(
-            "a step began in one thread while a transactional step of the same request runs in another. SQLite has one "
-            "writer at a time, so take such steps one after the other, or use PostgreSQL."
-        )
-    raise errors.StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
 
 
 def _form(entry: Entry) -> Form:

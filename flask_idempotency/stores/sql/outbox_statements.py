@@ -15,13 +15,12 @@ import sqlalchemy as sa
 from flask_idempotency.engine.outbox import Topics, tokens_of
 from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, POSTGRESQL, SQLITE, Dialect, bigint, binary, string
 from flask_idempotency.stores.sql.schema import outbox
+from flask_idempotency.stores.sql.statements import ONE, ZERO
 from flask_idempotency.stores.sql.writes import Write, of_chosen, returned, upserted
 
 _o = outbox.c
 _earlier = outbox.alias("earlier")
 _later = outbox.alias("later")
-_ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
-_ZERO: Final[sa.ColumnElement[int]] = sa.literal_column("0", sa.BigInteger)
 
 LOCK: Final = 0x6F7574626F780001
 """The advisory lock of relays: "outbox" in ASCII. The whole database shares one space of these locks."""
@@ -55,7 +54,7 @@ def publish(dialect: Dialect) -> Any:
         "due_at": _NEVER,
         "ready_at": moment.c.now + bigint("delay"),
     }
-    known = sa.select(_ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
+    known = sa.select(ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
     source = sa.select(*values.values()).select_from(moment)
     if not dialect.returns:
         # In the same statement, at REPEATABLE READ, this select would lock a gap that other messages go to.
@@ -107,7 +106,7 @@ def adopt(dialect: Dialect) -> sa.Update:
 
 def move(dialect: Dialect) -> sa.Update:
     """Give the messages of the namespace before this one."""
-    return _of_former().where(_o.dead == _ZERO).values(namespace=string("my_namespace"))
+    return _of_former().where(_o.dead == ZERO).values(namespace=string("my_namespace"))
 
 
 def move_lanes(dialect: Dialect) -> sa.Update:
@@ -147,21 +146,22 @@ def claim(dialect: Dialect) -> Any:
     A repeated claim of one holder finds the same messages again: the reply to the first may be lost. Messages that failed
     come after new ones. A later message of a lane does not overtake an earlier one that failed more often.
     """
-    now = _read_once(dialect)
+    now = dialect.now
+    if dialect.name == POSTGRESQL:
+        # Read once, as SQLite reads its clock. If it passed the time of one message between that one and the next of its key,
+        # the claim would take only the later one.
+        moment = dialect.moment(bounded=False).cte("moment").prefix_with("MATERIALIZED")
+        now = sa.select(moment.c.now).scalar_subquery()
     mine = _o.holder == binary("holder")
     due = sa.and_(_due(_o) <= now, sa.or_(~_is_held_now(_o, now), mine))
     e = _earlier.c
     blocked = (
-        sa.select(_ONE)
+        sa.select(ONE)
         .select_from(_earlier)
         .where(
-            e.namespace == _o.namespace,
-            e.lane == _o.lane,
-            e.seq < _o.seq,
-            e.published_at.is_(None),
-            e.lane.is_not(None),
+            *_waits_in_lane(e, e.seq < _o.seq),
             sa.or_(
-                e.dead != _ZERO,
+                e.dead != ZERO,
                 _due(e) > now,
                 e.attempts > _o.attempts,
                 sa.and_(_is_held_now(e, now), e.holder != binary("holder")),
@@ -169,13 +169,21 @@ def claim(dialect: Dialect) -> Any:
         )
         .correlate(outbox)
     )
+    # Whether the route takes the topic: see `patterns`.
+    takes, before = string("takes"), string("before")
+    if dialect.name == SQLITE:
+        other = sa.func.json_each(before).table_valued("value", name="other")
+        goes_before = sa.select(ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
+        is_taken = sa.and_(_o.topic.op("GLOB")(takes), ~sa.exists(goes_before.correlate(outbox)))
+    else:
+        is_taken = sa.and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
     first = (
         sa.select(_o.seq)
         .where(
             _o.namespace == string("my_namespace"),
             _o.published_at.is_(None),
-            _o.dead == _ZERO,
-            _is_taken(dialect),
+            _o.dead == ZERO,
+            is_taken,
             due,
             sa.or_(_o.lane.is_(None), ~sa.exists(blocked)),
         )
@@ -191,6 +199,12 @@ def claim(dialect: Dialect) -> Any:
     return of_chosen(
         dialect, first, lambda these: sa.update(outbox).where(these).values(**held), *_claimed(dialect), waits=True
     )
+
+
+def _waits_in_lane(columns: Any, place: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[bool], ...]:
+    """Match another message of the same lane that is not sent."""
+    same = columns.namespace == _o.namespace, columns.lane == _o.lane
+    return *same, place, columns.published_at.is_(None), columns.lane.is_not(None)
 
 
 def _claimed(dialect: Dialect) -> list[sa.ColumnElement[Any]]:
@@ -239,7 +253,7 @@ def _number(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement
 
 def _sane(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     """Return a time that can be subtracted: a damaged one may overflow, and be no number on SQLite."""
-    return dialect.smaller(dialect.larger(column, _ZERO), _NEVER)
+    return dialect.smaller(dialect.larger(column, ZERO), _NEVER)
 
 
 _NULL: Final = sa.literal_column("'null'", sa.Text)
@@ -249,7 +263,7 @@ _LONGEST_HOLD: Final[sa.ColumnElement[int]] = sa.literal_column("3600000000", sa
 
 
 def _is_held_now(columns: Any, now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    held_until = sa.func.coalesce(columns.held_until, _ZERO)
+    held_until = sa.func.coalesce(columns.held_until, ZERO)
     return sa.and_(held_until > now, held_until <= now + _LONGEST_HOLD)
 
 
@@ -257,18 +271,8 @@ def _due(columns: Any) -> sa.ColumnElement[int]:
     return sa.func.coalesce(columns.ready_at, columns.due_at)
 
 
-def _is_taken(dialect: Dialect) -> sa.ColumnElement[bool]:
-    """Return whether the route takes the topic. Both parameters come from `patterns`."""
-    takes, before = string("takes"), string("before")
-    if dialect.name != SQLITE:
-        return sa.and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
-    other = sa.func.json_each(before).table_valued("value", name="other")
-    goes_before = sa.select(_ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
-    return sa.and_(_o.topic.op("GLOB")(takes), ~sa.exists(goes_before.correlate(outbox)))
-
-
 def patterns(topics: Topics, dialect: Dialect) -> dict[str, str]:
-    """Return the patterns of a route as the database compares them."""
+    """Return the parameters of a claim that are the patterns of a route, as the database compares them."""
     every = [tokens_of(pattern) for pattern in (topics.pattern, *topics.before)]
     if dialect.name != SQLITE:
         takes, *before = (f"^{''.join(_AS_REGEX.get(token, token) for token in tokens)}$" for tokens in every)
@@ -282,31 +286,30 @@ _AS_REGEX: Final = {"*": ".*", "[]": " ", ".": "[.]"}
 """What these tokens of a pattern are in a regular expression. No topic has a space."""
 
 
+_FREED: Final[dict[str, Any]] = {"holder": sa.null(), "held_until": sa.null()}
+
+
 def delete_confirmed(dialect: Dialect) -> sa.Delete:
     """Delete messages that their receivers confirmed."""
-    return sa.delete(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return sa.delete(outbox).where(*_are_held())
 
 
 def keep_confirmed(dialect: Dialect) -> sa.Update:
     """Mark messages as published that their receivers confirmed."""
-    confirmed = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
-    return confirmed.values(published_at=dialect.now, holder=sa.null(), held_until=sa.null(), error=sa.null())
+    return sa.update(outbox).where(*_are_held()).values(published_at=dialect.now, **_FREED, error=sa.null())
 
 
 def delay(dialect: Dialect) -> sa.Update:
     """Count a failed attempt, and make the message due after a pause."""
-    return _failed().values(
-        attempts=_one_more(dialect),
-        **_due_again(dialect.now + bigint("pause")),
-        holder=sa.null(),
-        held_until=sa.null(),
-        error=string("error"),
-    )
+    return _failed(dialect, **_due_again(dialect.now + bigint("pause")))
 
 
-def _one_more(dialect: Dialect) -> sa.ColumnElement[int]:
-    """Return the number of attempts after this one. A damaged number must not overflow."""
-    return dialect.smaller(_o.attempts, sa.literal_column("1000000", sa.BigInteger)) + _ONE
+def _failed(dialect: Dialect, **values: Any) -> sa.Update:
+    """Count a failed attempt."""
+    # A damaged number must not overflow.
+    attempts = dialect.smaller(_o.attempts, sa.literal_column("1000000", sa.BigInteger)) + ONE
+    failed = sa.update(outbox).where(_is_held(), _o.seq == bigint("my_seq"))
+    return failed.values(attempts=attempts, **values, **_FREED, error=string("error"))
 
 
 def _due_again(moment: sa.ColumnElement[int]) -> dict[str, sa.ColumnElement[int]]:
@@ -319,21 +322,17 @@ def _due_again(moment: sa.ColumnElement[int]) -> dict[str, sa.ColumnElement[int]
 
 def bury(dialect: Dialect) -> sa.Update:
     """Mark the message dead."""
-    return _failed().values(
-        attempts=_one_more(dialect), dead=_ONE, holder=sa.null(), held_until=sa.null(), error=string("error")
-    )
+    return _failed(dialect, dead=ONE)
 
 
 def release(dialect: Dialect) -> sa.Update:
     """Give up messages that this relay still holds."""
-    held = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
-    return held.values(holder=sa.null(), held_until=sa.null())
+    return sa.update(outbox).where(*_are_held()).values(_FREED)
 
 
 def put_off(dialect: Dialect) -> sa.Update:
     """Give up messages that this relay still holds, for a pause. It counts as no attempt."""
-    held = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
-    return held.values(**_due_again(dialect.now + bigint("pause")), holder=sa.null(), held_until=sa.null())
+    return sa.update(outbox).where(*_are_held()).values(**_due_again(dialect.now + bigint("pause")), **_FREED)
 
 
 def expire(dialect: Dialect) -> Any:
@@ -350,8 +349,8 @@ def expire(dialect: Dialect) -> Any:
 def counts(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages that wait, those that are dead, and how long the oldest has been due."""
     now = dialect.now
-    due_at = sa.case((sa.and_(_o.dead == _ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
-    dead = sa.func.coalesce(sa.func.sum(sa.case((_o.dead == _ZERO, _ZERO), else_=_ONE)), _ZERO)
+    due_at = sa.case((sa.and_(_o.dead == ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
+    dead = sa.func.coalesce(sa.func.sum(sa.case((_o.dead == ZERO, ZERO), else_=ONE)), ZERO)
     return sa.select(
         (sa.func.count() - dead).label("waiting"), dead.label("dead"), (now - sa.func.min(due_at)).label("oldest")
     ).where(_o.published_at.is_(None), _is_ours())
@@ -360,22 +359,15 @@ def counts(dialect: Dialect) -> sa.Select[Any]:
 def rows(dialect: Dialect) -> sa.Select[Any]:
     """Read what an operator may see of the first messages that are not sent: dead ones, then those that failed."""
     now = dialect.now
-    later = _later.c
     behind = (
         sa.select(sa.func.count())
         .select_from(_later)
-        .where(
-            later.namespace == _o.namespace,
-            later.lane == _o.lane,
-            later.seq > _o.seq,
-            later.published_at.is_(None),
-            later.lane.is_not(None),
-        )
+        .where(*_waits_in_lane(_later.c, _later.c.seq > _o.seq))
         .correlate(outbox)
         .scalar_subquery()
     )
     state = sa.case(
-        (_o.dead != _ZERO, sa.literal_column("'dead'")),
+        (_o.dead != ZERO, sa.literal_column("'dead'")),
         (_is_held_now(_o, now), sa.literal_column("'held'")),
         (_due(_o) > now, sa.literal_column("'delayed'")),
         else_=sa.literal_column("'due'"),
@@ -395,25 +387,23 @@ def rows(dialect: Dialect) -> sa.Select[Any]:
         .where(
             _o.published_at.is_(None),
             _is_ours(),
-            sa.or_(bigint("only_dead") == _ZERO, _o.dead != _ZERO),
+            sa.or_(bigint("only_dead") == ZERO, _o.dead != ZERO),
             sa.or_(string("only_topic").is_(None), _o.topic == string("only_topic")),
         )
-        .order_by(
-            sa.case((_o.dead != _ZERO, _ZERO), (_o.error.is_not(None), _ONE), else_=sa.literal_column("2")), _o.seq
-        )
+        .order_by(sa.case((_o.dead != ZERO, ZERO), (_o.error.is_not(None), ONE), else_=sa.literal_column("2")), _o.seq)
         .limit(bigint("limit"))
     )
 
 
 def topics(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages of each topic that are not sent: dead ones, and those whose last attempt failed."""
-    is_failing = sa.and_(_o.dead == _ZERO, _o.error.is_not(None))
+    is_failing = sa.and_(_o.dead == ZERO, _o.error.is_not(None))
     return (
         sa.select(
             _text(dialect, _o.topic),
             sa.func.count().label("messages"),
-            sa.func.sum(sa.case((_o.dead == _ZERO, _ZERO), else_=_ONE)).label("dead"),
-            sa.func.sum(sa.case((is_failing, _ONE), else_=_ZERO)).label("failing"),
+            sa.func.sum(sa.case((_o.dead == ZERO, ZERO), else_=ONE)).label("dead"),
+            sa.func.sum(sa.case((is_failing, ONE), else_=ZERO)).label("failing"),
             (dialect.now - sa.func.min(_sane(dialect, _o.created_at))).label("oldest"),
             _text(dialect, sa.func.min(_o.error), "error"),
         )
@@ -429,7 +419,7 @@ def failing(dialect: Dialect) -> sa.Select[Any]:
     published = _sane(dialect, _o.created_at)
     # A message may be published long before it is due, so one failed attempt counts a minute after it. The pause was a second.
     second = sa.literal_column("1000000", sa.BigInteger)
-    last = sa.or_(_o.attempts > _ONE, now - _sane(dialect, _due(_o)) + second > since)
+    last = sa.or_(_o.attempts > ONE, now - _sane(dialect, _due(_o)) + second > since)
     return (
         sa.select(
             _text(dialect, _o.topic),
@@ -439,7 +429,7 @@ def failing(dialect: Dialect) -> sa.Select[Any]:
         )
         .where(
             _o.published_at.is_(None),
-            _o.dead == _ZERO,
+            _o.dead == ZERO,
             _o.error.is_not(None),
             _is_ours(),
             now - published > since,
@@ -454,7 +444,7 @@ def retry(dialect: Dialect) -> Any:
     """Let a message be sent again now. Leave one alone that a relay holds."""
     statement = sa.update(outbox).where(*_settled(dialect))
     again = _due_again(dialect.now)
-    retried = statement.values(dead=_ZERO, **again, holder=sa.null(), held_until=sa.null(), error=sa.null())
+    retried = statement.values(dead=ZERO, **again, **_FREED, error=sa.null())
     return returned(dialect, retried, _o.seq == bigint("my_seq"), _text(dialect, _o.topic))
 
 
@@ -492,23 +482,12 @@ def _is_ours() -> sa.ColumnElement[bool]:
     return sa.or_(_o.namespace.is_(None), _o.namespace.in_(sa.bindparam("namespaces", expanding=True)))
 
 
-def _read_once(dialect: Dialect) -> sa.ColumnElement[int]:
-    """Return the time, the same in every row. SQLite reads its clock once for a statement, PostgreSQL for each row.
-
-    If it passed the time of one message between that one and the next of its key, the claim would take only the later one.
-    """
-    if dialect.name != POSTGRESQL:
-        return dialect.now
-    moment = dialect.moment(bounded=False).cte("moment").prefix_with("MATERIALIZED")
-    return sa.select(moment.c.now).scalar_subquery()
-
-
 def _is_held() -> sa.ColumnElement[bool]:
     return sa.and_(_o.holder == binary("holder"), _o.published_at.is_(None))
 
 
-def _failed() -> sa.Update:
-    return sa.update(outbox).where(_is_held(), _o.seq == bigint("my_seq"))
+def _are_held() -> tuple[sa.ColumnElement[bool], ...]:
+    return _is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True))
 
 
 def _settled(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:

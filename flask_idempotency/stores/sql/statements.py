@@ -128,39 +128,27 @@ def _with_lock_timeout(
 
 
 def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update:
-    """Update the row if it still is as read, and if `condition` holds by the server's clock.
-
-    On PostgreSQL, a select finds the row and skips it if another worker has locked it. A plain update would wait.
-    """
-    seen = sa.and_(
-        is_mine(),
-        _r.state == sa.bindparam("seen_state", type_=sa.String),
-        _r.token == binary("seen_token"),
-        _r.fence == bigint("seen_fence"),
-    )
-    if dialect.name != dialects.POSTGRESQL:
-        return sa.update(schema.records).where(seen, condition)
-    free = (
-        sa.select(_r.record_id)
-        .where(seen, condition)
-        .correlate(None)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
-    return sa.update(schema.records).where(_r.record_id == free)
+    """Update the row if it still is as read, and if `condition` holds by the server's clock. On PostgreSQL, skip a locked
+    row: a plain update would wait."""
+    state = _r.state == sa.bindparam("seen_state", type_=sa.String)
+    seen = is_mine(), state, _r.token == binary("seen_token"), _r.fence == bigint("seen_fence")
+    return _of_free(dialect, sa.and_(*seen), condition)
 
 
 def unlocked(dialect: Dialect, seen: sa.ColumnElement[bool], values: Mapping[str, Any]) -> Any:
     """Change one record that matches, and return a row if it did. Skip a locked row, but not on SQLite."""
+    if not dialect.returns:
+        some = sa.select(_r.record_id).where(seen)
+        return of_chosen(dialect, some, lambda these: sa.update(schema.records).where(these, seen).values(values))
+    return _of_free(dialect, seen).values(values).returning(_r.fence)
+
+
+def _of_free(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> sa.Update:
+    """Update the row that matches. On PostgreSQL, a select finds it and skips it if another worker has locked it."""
     if dialect.name == dialects.POSTGRESQL:
-        free = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
-        return (
-            sa.update(schema.records).where(_r.record_id == free.scalar_subquery()).values(**values).returning(_r.fence)
-        )
-    if dialect.name == dialects.SQLITE:
-        return sa.update(schema.records).where(seen).values(**values).returning(_r.fence)
-    some = sa.select(_r.record_id).where(seen)
-    return of_chosen(dialect, some, lambda these: sa.update(schema.records).where(these, seen).values(**values))
+        free = sa.select(_r.record_id).where(*conditions).correlate(None).with_for_update(skip_locked=True)
+        conditions = (_r.record_id == free.scalar_subquery(),)
+    return sa.update(schema.records).where(*conditions)
 
 
 def is_in(dialect: Dialect, state: str) -> sa.ColumnElement[bool]:
@@ -207,13 +195,6 @@ def ended_wait(dialect: Dialect) -> sa.ColumnElement[Any]:
     return sa.case((sa.and_(_r.state == word(schema.PROCESSING), _r.succeeded == ONE), nothing))
 
 
-def _fence(dialect: Dialect) -> sa.ColumnElement[int]:
-    """Take the fence when the row is written, not before: otherwise a claim that waits for a lock could get a lower one."""
-    if dialect.name == dialects.POSTGRESQL:
-        return schema.fences.next_value()
-    return bigint("my_fence")
-
-
 def next_number(_: Dialect) -> sa.Select[Any]:
     """MariaDB: take the next fence from the sequence, under the lock of the row that gets it."""
     return sa.select(schema.fences.next_value())
@@ -224,9 +205,12 @@ def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     names = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
     values: dict[str, sa.ColumnElement[Any]] = {name: sa.bindparam(f"my_{name}", type_=_r[name].type) for name in names}
     values["in_quota"] = sa.bindparam("my_in_quota", type_=_r.in_quota.type)
+    fence: sa.ColumnElement[int] = bigint("my_fence")
     if dialect.name == dialects.POSTGRESQL:
+        # Taken when the row is written, not before: otherwise a claim that waits for a lock could get a lower one.
+        fence = schema.fences.next_value()
         values["succeeded"] = sa.bindparam("my_awaited", type_=_r.succeeded.type)
-    return {"state": word(schema.PROCESSING), "fence": _fence(dialect), **values}
+    return {"state": word(schema.PROCESSING), "fence": fence, **values}
 
 
 OF_RESPONSE: Final = (
@@ -353,25 +337,25 @@ def renew(dialect: Dialect) -> Any:
     return proven(dialect, statement.where(lapsing).values(lease_expires_at=longer), _r.fence)
 
 
-def mark_point_of_no_return(dialect: Dialect) -> Any:
-    """Quarantine this row, and do not let a claim take it over, if its lease expires from now on."""
-    statement, _ = owners(dialect, schema.PROCESSING)
-    return proven(dialect, statement.values(on_expiry=word(schema.QUARANTINE)), _r.fence)
+def mark_point_of_no_return(dialect: Dialect, *, commits: bool = False) -> Any:
+    """Quarantine this row, and do not let a claim take it over, if its lease expires from now on.
 
-
-def mark_committed_early(dialect: Dialect) -> Any:
-    """Mark like `mark_point_of_no_return`, in a transaction of the view. The reason shows later if the view committed it."""
+    `commits`: in a transaction that the view commits. The reason shows later whether it did.
+    """
     statement, _ = owners(dialect, schema.PROCESSING)
-    return proven(dialect, statement.values(on_expiry=word(schema.QUARANTINE), reason=word(COMMITTED_EARLY)), _r.fence)
+    reason = {"reason": word(COMMITTED_EARLY)} if commits else {}
+    return proven(dialect, statement.values(on_expiry=word(schema.QUARANTINE), **reason), _r.fence)
 
 
 def quarantine(dialect: Dialect) -> Any:
     """Quarantine a row, because its owner does not know the outcome."""
     statement, _ = owners(dialect, schema.PROCESSING)
-    quarantined = statement.values(
-        state=word(schema.QUARANTINED), reason=string("my_reason"), succeeded=ended_wait(dialect)
-    )
-    return proven(dialect, quarantined, _r.fence)
+    return proven(dialect, statement.values(quarantined(dialect, string("my_reason"))), _r.fence)
+
+
+def quarantined(dialect: Dialect, reason: sa.ColumnElement[str]) -> dict[str, sa.ColumnElement[Any]]:
+    """Return the values of a claim that ends in quarantine."""
+    return {"state": word(schema.QUARANTINED), "reason": reason, "succeeded": ended_wait(dialect)}
 
 
 def end_wait_silently(dialect: Dialect) -> sa.Update:
@@ -410,10 +394,7 @@ def reclaim(dialect: Dialect) -> Any:
 def quarantine_expired(dialect: Dialect) -> Any:
     """Quarantine a claim whose lease has expired. Its owner can still `complete` it with its token."""
     statement = if_as_seen(dialect, has_lapsed(dialect, schema.QUARANTINE))
-    quarantined = statement.values(
-        state=word(schema.QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect)
-    )
-    return proven(dialect, quarantined, _r.fence, _r.attempt)
+    return proven(dialect, statement.values(quarantined(dialect, word(LEASE_EXPIRED))), _r.fence, _r.attempt)
 
 
 def read_locked(dialect: Dialect) -> sa.Select[Any]:

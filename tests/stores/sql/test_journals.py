@@ -218,7 +218,7 @@ def test_a_removal_sees_a_step_that_was_entered_while_it_waited(open_store: Open
     parameters = parameters_of(key, grant.token, fence=grant.fence, writing=begin, lease=LEASE, now=None)
     thread = Thread(target=store.journals.write, args=(key, grant.token), kwargs=writing_of(grant, withdrawal))
     with engine.connect() as connection:
-        assert store.journals.writer.write(connection, parameters, begin)
+        assert store.journals.write_on(connection, parameters, begin)
         thread.start()
         eventually(lambda: is_waiting(store))
         connection.commit()

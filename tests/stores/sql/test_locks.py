@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, insert, select, text
@@ -291,7 +292,7 @@ def test_a_write_replaces_only_the_row_that_was_read(
 def meddle_after_reading(store: SqlStore, meddle: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something happens once, between a claim's look at the row and its write."""
     assert callable(meddle)
-    writer = store._ready()[1]._writer  # type: ignore[attr-defined]
+    writer: Any = store._ready()[1]
     write, once = writer.write, threading.Lock()
 
     def write_later(*arguments: object, **options: object) -> object:

@@ -17,7 +17,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Record, RequestInfo, Unknown
 from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import schema, statements
-from flask_idempotency.stores.sql.claiming import ClaimWriter, Move, claim_query
+from flask_idempotency.stores.sql.claiming import Move, claim_query, voiding_of
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.rows import escape, row_of, unescape
 from flask_idempotency.stores.sql.schema import QUARANTINED, records
@@ -312,7 +312,7 @@ def test_a_record_that_expired_before_completion_is_not_taken_over(
 
     with store.database.engine.connect() as connection:
         fence = None if dialect.name == POSTGRESQL else seen.fence + 1
-        assert ClaimWriter(dialect).write(connection, Move.RECLAIM, seen, asked, fence=fence) is None
+        assert voiding_of(dialect).write(connection, Move.RECLAIM, seen, asked, fence=fence) is None
 
     assert before == row(make_engine, key)
 

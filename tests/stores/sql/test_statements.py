@@ -77,6 +77,7 @@ PARTS = {
     "may_be_sealed",
     "others_update",
     "owners",
+    "quarantined",
     "regranted",
     "unlocked",
 }
@@ -137,6 +138,7 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         found[f"janitor_scan_{state}"] = partial(janitor.scan_unfinished, state=state), ALL
     found["janitor_next_for_resolver_of_owner"] = partial(janitor.next_for_resolver, one_owner=True), ALL
     found["completion_replace_sealed"] = partial(completion.replace, sealed=True), ALL
+    found["mark_committed_early"] = partial(statements.mark_point_of_no_return, commits=True), ALL
     found["insert_numbered"] = partial(statements.insert, numbered=True), ONLY_MYSQL
     for form in FORMS:
         found["_".join(("complete", *form))] = completing(completion.complete, *form), ALL
@@ -152,6 +154,9 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     found["journal_write_two"] = partial(journal_statements.write, forms=(finished, begun)), ONLY_POSTGRESQL
     found["journal_hold_in_doubt"] = partial(journal_statements.hold, opens=False), ALL
     found["journal_enter_begun"] = partial(journal_statements.enter, form=begun), ALL
+    found["journal_enter_settles"] = partial(journal_statements.enter, settles=True), ALL
+    found["journal_withdraw_settles"] = partial(journal_statements.withdraw, settles=True), ALL
+    found["journal_read_journal_held"] = partial(journal_statements.read_journal, held=True), ALL
     found["journal_replace_sealed"] = partial(journal_statements.replace, sealed=True), ALL
     return found
 

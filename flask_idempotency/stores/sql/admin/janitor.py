@@ -389,12 +389,7 @@ def quarantine_expired(dialect: Dialect) -> Any:
         _r.on_expiry == word(schema.QUARANTINE),
         *_is_due(dialect, _r.lease_expires_at),
     )
-    values = {
-        "state": word(schema.QUARANTINED),
-        "reason": word(statements.LEASE_EXPIRED),
-        "succeeded": statements.ended_wait(dialect),
-    }
-    return statements.unlocked(dialect, seen, values)
+    return statements.unlocked(dialect, seen, statements.quarantined(dialect, word(statements.LEASE_EXPIRED)))
 
 
 def next_for_resolver(dialect: Dialect, one_owner: bool = False) -> Any:

@@ -103,7 +103,7 @@ class Joining:
             sessions = self._sessions()
             session: Session = sessions()
         except RuntimeError:
-            last: Connection | Engine | None = getattr(self._last, "place", _nothing)()
+            last: Connection | Engine | None = getattr(self._last, "place", lambda: None)()
             return None if last is None or getattr(last, "closed", False) else (None, last)
         found = self.bind_of(session) or _memory_of(session)
         if found is None:
@@ -142,38 +142,36 @@ _COMMITTED: Final = "flask_idempotency_committed"
 
 def _hear(factory: Any) -> None:
     """Listen to the transactions of this factory's sessions."""
-    if factory not in _factories:
-        _factories.add(factory)
-        event.listen(factory, "after_begin", _after_begin)
-        event.listen(factory, "after_commit", _after_commit)
-        event.listen(factory, "after_transaction_end", _after_end)
+    if factory in _factories:
+        return
+    _factories.add(factory)
 
+    @event.listens_for(factory, "after_begin")
+    def after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+        if transaction.parent is None:
+            # What the test has written before is not written by this transaction.
+            start(connection)
 
-def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    if transaction.parent is None:
-        # What the test has written before is not written by this transaction.
-        start(connection)
+    @event.listens_for(factory, "after_commit")
+    def after_commit(session: Session) -> None:
+        session.info[_COMMITTED] = next(levels_of(session), None)
 
-
-def _after_commit(session: Session) -> None:
-    session.info[_COMMITTED] = next(levels_of(session), None)
-
-
-def _after_end(session: Session, transaction: SessionTransaction) -> None:
-    """Do again what the end of this transaction has undone. What it has committed, its parent may still undo."""
-    committed = session.info.pop(_COMMITTED, None) is transaction
-    kept, undone = [], []
-    for levels, again in session.info.pop(_UNDOABLE, ()):
-        if transaction not in levels:
-            kept.append((levels, again))
-        elif not committed:
-            undone.append(again)
-        elif transaction.parent is not None:
-            kept.append((levels[levels.index(transaction) + 1 :], again))
-    if kept:
-        session.info[_UNDOABLE] = kept
-    for again in undone:
-        again()
+    @event.listens_for(factory, "after_transaction_end")
+    def after_end(session: Session, transaction: SessionTransaction) -> None:
+        """Do again what the end of this transaction has undone. What it has committed, its parent may still undo."""
+        committed = session.info.pop(_COMMITTED, None) is transaction
+        kept, undone = [], []
+        for levels, again in session.info.pop(_UNDOABLE, ()):
+            if transaction not in levels:
+                kept.append((levels, again))
+            elif not committed:
+                undone.append(again)
+            elif transaction.parent is not None:
+                kept.append((levels[levels.index(transaction) + 1 :], again))
+        if kept:
+            session.info[_UNDOABLE] = kept
+        for again in undone:
+            again()
 
 
 def _in_savepoint(connection: Connection, work: Callable[[Connection], AnswerT]) -> AnswerT:
@@ -196,7 +194,3 @@ def _memory_of(session: Session) -> Engine | None:
     except UnboundExecutionError:
         return None
     return bind if isinstance(bind, Engine) and is_in_memory(bind) else None
-
-
-def _nothing() -> None:
-    return None

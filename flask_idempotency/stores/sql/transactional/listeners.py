@@ -120,7 +120,12 @@ def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
         _factories[factory] = ref(before_commit)
     if engine not in _engines:
         _engines.add(engine)
-        event.listen(engine, "commit", _connection_commits)
+
+        @event.listens_for(engine, "commit")
+        def commits(connection: Connection) -> None:
+            if (joined := joined_here()) is not None:
+                joined.before_connection_commit(connection)
+
         if not event.contains(engine, "savepoint", _savepoint_begins):
             event.listen(engine, "savepoint", _savepoint_begins)
         watch(engine)
@@ -259,11 +264,6 @@ def _listen_to_sessions(factory: Any) -> Callable[[Session], None]:
     return before_commit
 
 
-def _connection_commits(connection: Connection) -> None:
-    if (joined := joined_here()) is not None:
-        joined.before_connection_commit(connection)
-
-
 def _savepoint_begins(connection: Connection, name: str) -> None:
     """Begin a transaction before a savepoint on SQLite. Python's sqlite3 begins one before a write only, and without one the
     release of the savepoint would commit."""
@@ -281,26 +281,21 @@ def role_of(connection: Connection) -> str | None:
     return role if transaction is None or transaction() is connection.get_transaction() else None
 
 
-def _note_role(connection: Connection, found: re.Match[str], parameters: Any) -> None:
-    name = found["name"] or found["literal"]
-    if found["parameter"] and isinstance(parameters, dict):
-        name = str(parameters.get(found["parameter"]) or "")
-    name = "" if name is None else name
-    if name[:1] in ('"', "'"):
-        name = name[1:-1].replace('""', '"')
-    elif not found["literal"] and not found["parameter"]:
-        name = name.lower()
-    local = bool(found["local"] or found["literal"] or found["parameter"])
-    current = connection.get_transaction()
-    transaction = ref(current) if local and current is not None else None
-    connection.info[_ROLE_SET] = (None if name in ("", "none", "default") else name, transaction)
-
-
 def _statement_commits(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> None:
     if (found := _ROLE.match(statement)) is not None:
-        _note_role(connection, found, parameters)
+        name = found["name"] or found["literal"] or ""
+        by_function = bool(found["literal"] or found["parameter"])
+        if found["parameter"] and isinstance(parameters, dict):
+            name = str(parameters.get(found["parameter"]) or "")
+        if name[:1] in ('"', "'"):
+            name = name[1:-1].replace('""', '"')
+        elif not by_function:
+            name = name.lower()
+        current = connection.get_transaction() if found["local"] or by_function else None
+        transaction = None if current is None else ref(current)
+        connection.info[_ROLE_SET] = (None if name in ("", "none", "default") else name, transaction)
     if _COMMIT.match(statement) and (joined := joined_here()) is not None:
         joined.before_connection_commit(connection)
 

@@ -102,14 +102,11 @@ class SessionRecords:
         if kind_of(connection.dialect.name) == MYSQL:
             # Our writes and locking reads see what was committed since its snapshot: see `beside_snapshot`.
             return None
-        return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
-
-    def _keeps_snapshot(self, connection: Connection) -> bool:
         # The driver's level, or None for the role's default. Query the server once for each.
         level = str(getattr(connection.connection.dbapi_connection, "isolation_level", None))
         if level not in self._snapshots:
             self._snapshots[level] = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
-        return self._snapshots[level]
+        return "at its isolation level it would never see the claim" if self._snapshots[level] else None
 
     def renew_snapshot(self) -> None:
         """Let the session of this context write after a write of ours, although it has read before.
@@ -207,8 +204,9 @@ class SessionRecords:
         parameters = self._store.parameters(key, token)
         with without_logging(connection), beside_snapshot(connection):
             ours = self._named(connection)
+            mark = made(statements.mark_point_of_no_return, self._store.completing.dialect, commits=True)
             try:
-                if ours.execute(self._made(statements.mark_committed_early), parameters).one_or_none() is not None:
+                if ours.execute(mark, parameters).one_or_none() is not None:
                     return
             except DBAPIError as error:
                 if tables := forbidden(error, self._store.database.schema):
@@ -232,7 +230,7 @@ class SessionRecords:
 
         Raises `LeaseLost` if the token or a fence lost its record, and `DataKeyMissing` before anything is changed.
         """
-        writer, now = self._store.journals.writer, self._store.now()
+        journals, now = self._store.journals, self._store.now()
         given = [
             (parameters_of(key, token, fence=fence, writing=each, lease=lease, now=now), each)
             for key, fence, each in zip(keys, fences, writes, strict=True)
@@ -240,9 +238,9 @@ class SessionRecords:
         with without_logging(connection), beside_snapshot(connection):
             ours = self._named(connection)
             for parameters, writing in given:
-                writer.refuse_without_keys(ours, parameters, writing.enter)
+                journals.refuse_without_keys(ours, parameters, writing.enter)
             for parameters, writing in given:
-                if writer.write(ours, parameters, writing) or writer.is_done(ours, parameters, writing):
+                if journals.write_on(ours, parameters, writing) or journals.is_done(ours, parameters, writing):
                     continue
                 raise LeaseLost("the record changed while a step was committed")
 

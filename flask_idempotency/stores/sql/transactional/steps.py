@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from sqlalchemy import Connection
 
@@ -89,21 +88,10 @@ class SessionStep(SessionTransaction):
             connection, self._keys, self._token, fences=self._fences, writes=writes, lease=self._lease
         )
 
-    def _read_outcome(self) -> None:
-        """Read the journal: it holds the step if the commit was done."""
-        if self._committing is not None:
-            undo(self._committing)
-            self._committing = None
-        with suppress(errors.IdempotencyError):
-            done = self._is_reached()
-            self._in_doubt = self._marked = False
-            if done:
-                self._has_committed()
-
     def _is_done(self, error: Exception) -> bool:
         """Ask the journal on another connection whether a COMMIT without a reply was done."""
         try:
-            return self._is_reached()
+            return self._is_marked()
         except errors.LeaseLost:
             raise
         except errors.IdempotencyError:
@@ -111,6 +99,7 @@ class SessionStep(SessionTransaction):
                 "the commit of a step may be done or not: the database does not answer"
             ) from error
 
-    def _is_reached(self) -> bool:
+    def _is_marked(self) -> bool:
+        """Ask the journal: it holds the step if the commit was done."""
         key, fence = self._keys[0], self._fences[0]
         return self._records.has_reached(key, self._token, fence=fence, number=self._number)

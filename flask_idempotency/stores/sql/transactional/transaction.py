@@ -75,9 +75,23 @@ class SessionTransaction:
         return self._early or self._in_doubt
 
     def look_at_commits(self) -> None:
-        """Find out if a commit that the view sent was done. End its session, which may hold SQLite's one write lock."""
-        if self._in_doubt:
-            self._read_outcome()
+        """Find out if a commit that the view sent was done. If the store does not respond, the outcome stays unknown.
+
+        End its session, which may hold SQLite's one write lock.
+        """
+        if not self._in_doubt:
+            return
+        if self._committing is not None:
+            # The COMMIT failed, so the session is unusable, and it may still hold the lock of the record.
+            undo(self._committing)
+            self._committing = None
+        try:
+            done = self._is_marked()
+        except errors.IdempotencyError:
+            return
+        self._in_doubt = self._marked = False
+        if done:
+            self._has_committed()
 
     def settle(
         self,
@@ -294,19 +308,13 @@ class SessionTransaction:
             self._records.report(self._operation)
             self._on_early_commit()
 
-    def _read_outcome(self) -> None:
-        """Read the record: it has the mark if the commit was done. If the store does not respond, the outcome stays unknown."""
-        if self._committing is not None:
-            # The COMMIT failed, so the session is unusable, and it may still hold the lock of the record.
-            undo(self._committing)
-            self._committing = None
-        try:
-            record = self._records.final_record(self._keys[0], self._token)
-        except errors.IdempotencyError:
-            return
-        self._in_doubt = self._marked = False
-        if record is not None and record.token == self._token and _has_mark(record):
-            self._has_committed()
+    def _is_marked(self) -> bool:
+        """Ask the store for the mark that a commit by the view leaves."""
+        record = self._records.final_record(self._keys[0], self._token)
+        if record is None or record.token != self._token:
+            return False
+        # The janitor may have quarantined the record since, with another reason.
+        return record.reason == COMMITTED_EARLY or record.state is State.QUARANTINED
 
     def _failed(self, error: Exception, role: str | None) -> str:
         """Return why the session did not commit, and what to grant if `role` may not use our tables."""
@@ -348,11 +356,6 @@ class SessionTransaction:
     def _is_held(self) -> bool:
         record = self._records.final_record(self._keys[0], self._token)
         return record is not None and record.state is State.PROCESSING and record.token == self._token
-
-
-def _has_mark(record: Record) -> bool:
-    # The janitor may have quarantined the record since, with another reason.
-    return record.reason == COMMITTED_EARLY or record.state is State.QUARANTINED
 
 
 def _log_fault(error: Exception, outcome: str) -> None:
