@@ -30,7 +30,7 @@ from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dia
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
 from flask_idempotency.stores.sql.mysql import NUMBERED
-from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
+from flask_idempotency.stores.sql.quota import MARGIN, checked, rate, within
 from flask_idempotency.stores.sql.rows import Row, escape, is_gone, row_of, unescape
 from flask_idempotency.stores.sql.schema import ANSWERED, NEW_KEYS, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER
 
@@ -58,7 +58,11 @@ class ClaimQuery:
     @property
     def must_wait(self) -> bool:
         """True if a new key needs the tenant's lock, because a limit of the quota is no higher than its margin."""
-        return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
+        given = self.parameters
+        if self.quota is None or not given["my_margin"]:
+            return False
+        limits = (given[f"my_max_{name}"] for name in ("records", "in_flight", "new_keys"))
+        return any(limit is not None and limit <= MARGIN for limit in limits)
 
 
 def claim_query(

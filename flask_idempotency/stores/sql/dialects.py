@@ -39,10 +39,6 @@ class Dialect:
 
     name: str
     clock: str
-    greatest: str
-    """The SQL function that returns the larger of two numbers."""
-    least: str
-    """The SQL function that returns the smaller of two numbers."""
     random: str
     """A random number of 60 bits or more, as no other database has."""
     returns: bool = True
@@ -55,12 +51,12 @@ class Dialect:
         return sa.func.coalesce(given, sa.literal_column(self.clock, sa.BigInteger))
 
     def larger(self, one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-        larger: sa.ColumnElement[int] = getattr(sa.func, self.greatest)(one, other, type_=sa.BigInteger)
-        return larger
+        function = sa.func.max if self.name == SQLITE else sa.func.greatest
+        return function(one, other, type_=sa.BigInteger)
 
     def smaller(self, one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-        smaller: sa.ColumnElement[int] = getattr(sa.func, self.least)(one, other, type_=sa.BigInteger)
-        return smaller
+        function = sa.func.min if self.name == SQLITE else sa.func.least
+        return function(one, other, type_=sa.BigInteger)
 
     def quotient(self, one: sa.ColumnElement[int], other: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Divide two whole numbers, and round down. MySQL's `/` rounds to four decimals, which may round up."""
@@ -105,8 +101,6 @@ DIALECTS: Final = {
         POSTGRESQL,
         # Not now(): that is when the transaction began, and it may have waited for a lock since.
         clock="(extract(epoch from clock_timestamp()) * 1000000)::bigint",
-        greatest="greatest",
-        least="least",
         # In a version 4 UUID every bit of the first twelve digits and of the last four is random.
         random="(SELECT ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
         " FROM replace(gen_random_uuid()::text, '-', '') AS hex)",
@@ -115,8 +109,6 @@ DIALECTS: Final = {
         SQLITE,
         # unixepoch('subsec') would need SQLite 3.42.
         clock="cast((julianday('now') - 2440587.5) * 86400000000 as integer)",
-        greatest="max",
-        least="min",
         random="random() & 9223372036854775807",
     ),
     MYSQL: Dialect(
@@ -124,8 +116,6 @@ DIALECTS: Final = {
         # When the statement began. UNIX_TIMESTAMP(SYSDATE(6)) would go on during a wait for a lock, and would be an hour off
         # where the session's time zone sets its clocks back. A time from before the wait only keeps others' leases longer.
         clock="timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
-        greatest="greatest",
-        least="least",
         random="cast(conv(left(sha2(concat(uuid(), rand()), 256), 15), 16, 10) as signed)",
         returns=False,
     ),

@@ -19,7 +19,7 @@ from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.engine.store import Clock, MissingGrant, store_time
 from flask_idempotency.stores.sql import dialects, schema
 from flask_idempotency.stores.sql import outbox_statements as statements
-from flask_idempotency.stores.sql.admin.grants import ALL, OUTBOX_NUMBERS, lacking, to_publish
+from flask_idempotency.stores.sql.admin.grants import ALL, OUTBOX_NUMBERS, TO_PUBLISH, lacking, missing
 from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction
 from flask_idempotency.stores.sql.dialects import in_microseconds, kind_of, made
@@ -114,12 +114,7 @@ class OutboxTable(SqlCapability):
         self, database: Database, names: outbox.OutboxNames, *, keep: float = 0.0, clock: Clock = store_time
     ) -> None:
         self._clock = clock
-
-        def now() -> int | None:
-            seconds = self._clock()
-            return None if seconds is None else in_microseconds(seconds)
-
-        super().__init__(database, now=now)
+        super().__init__(database, now=lambda: None if (now := self._clock()) is None else in_microseconds(now))
         self._names = names
         self._keep = keep
 
@@ -167,7 +162,7 @@ class OutboxTable(SqlCapability):
         and `ValueError` if a message of the same id has another topic, key or body.
         """
         dialect, names = dialects.dialect_of(connection.dialect.name), self._names
-        plain = sealed_by is None
+        kid, number = (None, None) if sealed_by is None else (sealed_by.kid, sealed_by.number)
         names_of_it = {
             "my_message_id": names.row_id(message),
             "former_message_id": names.row_id(message, former=True),
@@ -179,13 +174,13 @@ class OutboxTable(SqlCapability):
         parameters = {
             **names_of_it,
             "my_topic": message.topic,
-            "my_key": message.key if plain else None,
-            "my_tenant": message.tenant if plain else None,
+            "my_key": message.key if kid is None else None,
+            "my_tenant": message.tenant if kid is None else None,
             "my_tenant_id": tenant_id,
-            "my_headers": json.dumps([dict(message.headers)] if plain else [], separators=(",", ":")),
+            "my_headers": json.dumps([dict(message.headers)] if kid is None else [], separators=(",", ":")),
             "my_body": sealed,
-            "my_wrapping_key_id": None if sealed_by is None else sealed_by.kid,
-            "my_data_key_number": None if sealed_by is None else sealed_by.number,
+            "my_wrapping_key_id": kid,
+            "my_data_key_number": number,
             "my_lane": lane,
             "my_digest": digest,
             "delay": in_microseconds(delay),
@@ -348,17 +343,12 @@ class OutboxTable(SqlCapability):
 
     def reseal(self, stored: outbox.StoredMessage, body: bytes, by: SealedBy) -> bool:
         """Replace the body of this message. Return False if it is gone or changed."""
-        seen = 0 if stored.sealed_by is None else stored.sealed_by.number
-        return bool(
-            self._change(
-                statements.reseal,
-                my_seq=stored.seq,
-                seen_number=seen,
-                my_body=body,
-                my_wrapping_key_id=by.kid,
-                my_data_key_number=by.number,
-            )
-        )
+        seen: dict[str, Any] = {
+            "my_seq": stored.seq,
+            "seen_number": 0 if stored.sealed_by is None else stored.sealed_by.number,
+        }
+        new: dict[str, Any] = {"my_body": body, "my_wrapping_key_id": by.kid, "my_data_key_number": by.number}
+        return bool(self._change(statements.reseal, **seen, **new))
 
     def faults(self) -> list[str]:
         """Return why messages cannot be published or sent: a sentence for each fault, with its remedy."""
@@ -389,7 +379,7 @@ class OutboxTable(SqlCapability):
 
     def missing_grants(self, role: str) -> list[MissingGrant]:
         """Return what this role lacks to publish messages in the transaction of a view."""
-        return self._database.run(to_publish, role)
+        return self._database.run(lambda connection: list(missing(connection, role, TO_PUBLISH, OUTBOX_NUMBERS)))
 
     def advice(self) -> list[str]:
         """Return settings that cost speed only: there are none."""

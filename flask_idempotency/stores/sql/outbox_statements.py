@@ -58,7 +58,7 @@ def publish(dialect: Dialect) -> Any:
     source = sa.select(*values.values()).select_from(moment)
     if not dialect.returns:
         # In the same statement, at REPEATABLE READ, this select would lock a gap that other messages go to.
-        return Write(sa.insert(outbox).from_select(list(values), source), unless=known)
+        return Write([sa.insert(outbox).from_select(list(values), source)], unless=known)
     return upserted(dialect, outbox, values, ("message_id",), source=source.where(~sa.exists(known)), proof=(_o.seq,))
 
 

@@ -17,10 +17,10 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.sql import completion, dialects, statements
-from flask_idempotency.stores.sql.capability import SqlCapability
+from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.completion import entry, is_remembered, outlives_response, shard_of
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary
 from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, steps, tenants
 from flask_idempotency.stores.sql.statements import ONE, ZERO, is_mine, word
 from flask_idempotency.stores.sql.writes import of_chosen, upserted
@@ -35,28 +35,30 @@ def insert_within(dialect: Dialect) -> sa.Select[Any]:
     No row may also mean that it is not: then claim under the tenant's lock. This statement holds that lock in shared mode,
     so a worker that holds it alone sees the rows of all such statements.
     """
-    limits = _limits(dialect).cte("limits")
-    room = sa.select(ONE).select_from(limits).where(_has_room(dialect, limits))
-    granted = statements.insert(dialect, within=room).cte("granted")
-    return sa.select(granted.c.fence).add_cte(_into_window(dialect, granted, limits))
+    return _within_limits(dialect, statements.insert)
 
 
 def reclaim_within(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: do the same as `reclaim`, under the conditions of `insert_within`."""
+    return _within_limits(dialect, statements.reclaim)
+
+
+def _within_limits(dialect: Dialect, make: Make) -> sa.Select[Any]:
     limits = _limits(dialect).cte("limits")
     room = sa.select(ONE).select_from(limits).where(_has_room(dialect, limits))
-    update = statements.if_as_seen(dialect, statements.is_absent(dialect)).where(room.exists())
-    first = statements.regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(
-        steps=ZERO
-    )
-    granted = first.returning(_r.fence, _r.attempt).cte("granted")
-    return sa.select(granted.c.fence, granted.c.attempt).add_cte(_into_window(dialect, granted, limits))
+    granted = make(dialect, within=room).cte("granted")
+    # Count this new key in its window, if there is a limit on new keys.
+    end = _window_end(dialect, limits.c.now, limits.c.window_length)
+    shard = sa.bindparam("my_shard", type_=_l.shard.type)
+    entry = sa.select(binary("my_tenant_id"), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
+    of_rate = entry.select_from(granted.join(limits, sa.true())).where(limits.c.new_keys.is_not(None))
+    return sa.select(*granted.c).add_cte(statements.booked(dialect, of_rate).cte("into_window"))
 
 
 def tenant_lock(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: lock out other new keys of this tenant until the transaction ends. Read in the next statement."""
     moment = dialect.moment(bounded=True, lock_timeout_ms=dialects.SHORT_LOCK_TIMEOUT_MS).subquery("moment")
-    lock = sa.func.pg_advisory_xact_lock(_tenant_number())
+    lock = sa.func.pg_advisory_xact_lock(bigint("my_tenants_number"))
     return sa.select(lock.label("locked")).select_from(moment)
 
 
@@ -117,8 +119,7 @@ def set_limits(dialect: Dialect) -> Any:
         "shredded_key_number": ZERO,
         **dict(zip(names, map(bigint, given), strict=True)),
     }
-    taken = {name: f"excluded.{name}" for name in names}
-    return upserted(dialect, tenants, values, ("tenant_id",), taken, proof=(_t.tenant_id,))
+    return upserted(dialect, tenants, values, ("tenant_id",), names, proof=(_t.tenant_id,))
 
 
 def tenants_with_quota(dialect: Dialect) -> sa.Select[Any]:
@@ -183,20 +184,13 @@ def _has_room(dialect: Dialect, limits: CTE) -> sa.ColumnElement[bool]:
         _is_below(_new_keys(_window_end(dialect, now, span), span), limits.c.new_keys - margin),
     ]
     # In a CASE: a worker above a limit takes the lock alone next, and must not hold the shared one.
-    return sa.case((sa.and_(*below), sa.func.pg_try_advisory_xact_lock_shared(_tenant_number())), else_=sa.false())
+    return sa.case(
+        (sa.and_(*below), sa.func.pg_try_advisory_xact_lock_shared(bigint("my_tenants_number"))), else_=sa.false()
+    )
 
 
 def _is_below(used: sa.ColumnElement[int], limit: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return sa.or_(limit.is_(None), used < limit)
-
-
-def _into_window(dialect: Dialect, granted: CTE, limits: CTE) -> Any:
-    """Count this new key in its window, if there is a limit on new keys."""
-    end = _window_end(dialect, limits.c.now, limits.c.window_length)
-    shard = sa.bindparam("my_shard", type_=_l.shard.type)
-    entry = sa.select(binary("my_tenant_id"), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
-    of_rate = entry.select_from(granted.join(limits, sa.true())).where(limits.c.new_keys.is_not(None))
-    return statements.booked(dialect, of_rate).cte("into_window")
 
 
 def _window_end(dialect: Dialect, now: sa.ColumnElement[int], span: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
@@ -259,10 +253,6 @@ def _whole(total: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     return sa.cast(sa.func.coalesce(total, ZERO), sa.BigInteger)
 
 
-def _tenant_number() -> sa.ColumnElement[int]:
-    return bigint("my_tenants_number")
-
-
 MARGIN: Final = 128
 """How far below each limit claims run without the tenant's lock. Limits are exact while fewer claims of one tenant than this
 are between their read and their commit. That is more than most servers have connections."""
@@ -294,19 +284,8 @@ def checked(counts: Any) -> Any:
     return counts
 
 
-def is_narrow(quota: Quota) -> bool:
-    """Return True if a limit is no higher than the margin, so every claim needs the tenant's lock."""
-    new_keys = None if quota.new_keys is None else quota.new_keys.count
-    limits = (quota.records, quota.in_flight, new_keys)
-    return any(limit is not None and limit <= MARGIN for limit in limits)
-
-
 def rate(count: int | None, span: int | None) -> NewKeys | None:
     return None if count is None or span is None else NewKeys(count, span / 1_000_000)
-
-
-SWEEP_BATCH: Final = 1000
-"""Buckets that one `sweep` deletes."""
 
 
 class SqlLedger(SqlCapability):
@@ -356,8 +335,3 @@ class SqlLedger(SqlCapability):
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
         return self._database.run(reconcile, long=True)
-
-    def sweep(self, *, limit: int = SWEEP_BATCH, horizon: float | None = None) -> int:
-        """Delete up to `limit` buckets that expired before this horizon. Return how many."""
-        by = None if horizon is None else in_microseconds(horizon)
-        return self._change(delete_expired, my_limit=limit, my_horizon=by, long=True)

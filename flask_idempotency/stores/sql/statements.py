@@ -265,7 +265,7 @@ def insert(
     if within is not None:
         source = source.where(sa.exists(within))
     if numbered:
-        return Write(sa.insert(schema.records).from_select(list(values), source), numbers=True)
+        return Write([sa.insert(schema.records).from_select(list(values), source)], numbers=True)
     return upserted(dialect, schema.records, values, ("record_id",), source=source, proof=(_r.fence,))
 
 
@@ -384,9 +384,11 @@ def take_over(dialect: Dialect) -> Any:
     return proven(dialect, again.values(in_quota=_r.in_quota), _r.fence, _r.attempt)
 
 
-def reclaim(dialect: Dialect) -> Any:
-    """Claim a key that is free again, in the row of a released claim or of an expired response."""
+def reclaim(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> Any:
+    """Claim a key that is free again, in the row of a released claim or of an expired response, if `within` has a row."""
     update = if_as_seen(dialect, is_absent(dialect))
+    if within is not None:
+        update = update.where(within.exists())
     first = regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
     return proven(dialect, first, _r.fence, _r.attempt)
 
@@ -440,28 +442,15 @@ def next_fence(dialect: Dialect) -> Any:
     If the row of the last fence is missing, start above the highest fence of all records. Alembic creates the table without
     rows, and an operator may delete this one.
     """
-    written = (
-        sa.select(schema.meta.c.value)
-        .where(schema.meta.c.name == sa.literal_column(f"'{LAST_FENCE}'"))
-        .scalar_subquery()
-    )
+    m, name = schema.meta.c, word(LAST_FENCE)
+    written = sa.select(m.value).where(m.name == name).scalar_subquery()
     # `coalesce` reads the records only if that row is missing.
     last = sa.func.coalesce(written, sa.select(sa.func.max(_r.fence)).scalar_subquery(), ZERO)
     risen = dialect.larger(last + sa.literal_column("1"), dialect.now)
-    values: dict[str, sa.ColumnElement[Any]] = {
-        "name": sa.literal_column(f"'{LAST_FENCE}'"),
-        "value": risen if dialect.returns else sa.func.last_insert_id(risen),
-    }
     if dialect.returns:
-        return upserted(
-            dialect, schema.meta, values, ("name",), {"value": "excluded.value"}, proof=(schema.meta.c.value,)
-        )
-    mine = schema.meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")
+        return upserted(dialect, schema.meta, {"name": name, "value": risen}, ("name",), ("value",), proof=(m.value,))
     # The reply to such an assignment brings the number, so that no other claim waits for a read.
-    rise = (
-        sa.update(schema.meta)
-        .where(mine)
-        .values(value=sa.func.last_insert_id(dialect.larger(schema.meta.c.value + ONE, dialect.now)))
-    )
-    first = sa.insert(schema.meta).from_select(list(values), sa.select(*values.values()))
-    return Write(rise, first, rise, numbers=True)
+    higher = sa.func.last_insert_id(dialect.larger(m.value + ONE, dialect.now))
+    rise = sa.update(schema.meta).where(m.name == name).values(value=higher)
+    first = sa.insert(schema.meta).from_select(["name", "value"], sa.select(name, sa.func.last_insert_id(risen)))
+    return Write([rise, first, rise], numbers=True)

@@ -68,7 +68,7 @@ class SqlStore:
         self.responses: SqlResponses = SqlResponses(database, lambda: self.completing, now=self.now)
         self.ledger: SqlLedger = SqlLedger(database, now=self.now)
         self.recovery: SqlRecovery = SqlRecovery(database, lambda: self.completing, now=self.now)
-        self.expiry: SqlExpiry = SqlExpiry(database, self.ledger, now=self.now)
+        self.expiry: SqlExpiry = SqlExpiry(database, now=self.now)
         self.task_log: SqlTaskLog = SqlTaskLog(database, now=self.now)
         self.health: SqlHealth = SqlHealth(database, now=self.now)
         self.activity: SqlActivity = SqlActivity(database, now=self.now)
@@ -86,7 +86,7 @@ class SqlStore:
     @property
     def schema(self) -> SqlSchema:
         """The store's tables, to create, check and migrate them."""
-        return SqlSchema(self.database, joining=self.database.joining)
+        return SqlSchema(self.database)
 
     def identity(self) -> bytes:
         """Query the bytes that identify this database among all others."""
@@ -146,28 +146,27 @@ class SqlStore:
     ) -> model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota:
         query, _ = self._query(request, token, keep, quota)
         voided = self.parameters(request.key, token, **answer_of(request.key, model.VOID, keep))
+        voiding = claiming.voiding_of(self.database.dialect)
+
+        def void(connection: RecordConnection) -> model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota:
+            # Claim a free key and complete it as voided, in one transaction. What the claim finds otherwise, stays.
+            for _ in range(TRIES):
+                with transaction(connection):
+                    outcome = voiding.within(connection, query)
+                    if isinstance(outcome, model.Grant):
+                        row = self.completing.write(connection, voided, alone=False, tells=True)
+                        if row is None:
+                            raise StoreUnavailable("the row changed in the transaction that voids it")
+                        return model.Voided(first_seen=row.requested_at / 1_000_000)
+                if isinstance(outcome, model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota):
+                    return outcome
+            raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+
         try:
-            return self.database.send(self._void, query, voided)
+            return self.database.send(void)
         except CorruptRecord:
             self.responses.mark_unreadable(request.key)
             raise
-
-    def _void(
-        self, connection: RecordConnection, query: claiming.ClaimQuery, voided: dict[str, Any]
-    ) -> model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota:
-        """Claim a free key and complete it as voided, in one transaction. What the claim finds otherwise, stays."""
-        voiding = claiming.voiding_of(self.database.dialect)
-        for _ in range(TRIES):
-            with transaction(connection):
-                outcome = voiding.within(connection, query)
-                if isinstance(outcome, model.Grant):
-                    row = self.completing.write(connection, voided, alone=False, tells=True)
-                    if row is None:
-                        raise StoreUnavailable("the row changed in the transaction that voids it")
-                    return model.Voided(first_seen=row.requested_at / 1_000_000)
-            if isinstance(outcome, model.Voided | model.Mismatched | model.OtherCaller | model.OverQuota):
-                return outcome
-        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
     def _query(
         self, request: model.ClaimRequest, token: bytes, duration: float, quota: Quota | None

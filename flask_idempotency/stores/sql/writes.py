@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -50,29 +51,22 @@ class Written(Rows):
         return self[0][0] if self else None
 
 
+@dataclass(eq=False, repr=False)
 class Write:
     """A write of several statements. Send it as any statement, on a connection of SQLAlchemy's."""
 
-    def __init__(
-        self,
-        *tries: Any,
-        read: sa.Select[Any] | None = None,
-        before: sa.Select[Any] | None = None,
-        unless: sa.Select[Any] | None = None,
-        numbers: bool = False,
-    ) -> None:
-        """Send `tries` in turn until one changes a row. An insert that meets a row of its key changes none.
+    tries: Sequence[Any]
+    """Sent in turn until one changes a row. An insert that meets a row of its key changes none."""
+    read: sa.Select[Any] | None = None
+    """Then return these rows. Without it, return one row if something was changed."""
+    before: sa.Select[Any] | None = None
+    """First lock the rows that this selects. The keys are the parameter `my_chosen` of the others."""
+    unless: sa.Select[Any] | None = None
+    """Write nothing if this selects a row."""
+    numbers: bool = False
+    """Return the number that the statement has passed to LAST_INSERT_ID."""
 
-        * `read`: then return these rows. Without it, return one row if something was changed.
-        * `before`: first lock the rows that this selects. The keys are the parameter `my_chosen` of the others.
-        * `unless`: write nothing if this selects a row.
-        * `numbers`: return the number that the statement has passed to LAST_INSERT_ID.
-        """
-        self.tries: tuple[Any, ...] = tries
-        self.read: sa.Select[Any] | None = read
-        self.before: sa.Select[Any] | None = before
-        self.unless: sa.Select[Any] | None = unless
-        self.numbers: bool = numbers
+    def __post_init__(self) -> None:
         self._several = len(self.tries) > 1 or self.read is not None or self.before is not None
 
     def _execute_on_connection(self, connection: sa.Connection, parameters: Any, options: Any) -> Written:
@@ -91,9 +85,6 @@ class Write:
         with transaction(cursor, joins=True) if alone else nullcontext():  # type: ignore[arg-type]
             self._write(cursor.change, parameters, written)
         return written
-
-    def _execute_on_scalar(self, connection: sa.Connection, parameters: Any, options: Any) -> Any | None:
-        return self._execute_on_connection(connection, parameters, options).scalar()
 
     def _atomic(self, connection: sa.Connection) -> AbstractContextManager[None]:
         if not self._several or connection.in_nested_transaction() or not commits_each_statement(connection):
@@ -135,14 +126,14 @@ def _sent(send: Callable[..., Any], statement: Any, given: Mapping[str, Any]) ->
 
 def proven(dialect: Dialect, statement: Any, *columns: sa.ColumnElement[Any]) -> Any:
     """Return a row if this writes one. It has these columns if the database can return them."""
-    return statement.returning(*columns) if dialect.returns else Write(statement)
+    return statement.returning(*columns) if dialect.returns else Write([statement])
 
 
 def returned(dialect: Dialect, statement: Any, key: sa.ColumnElement[bool], *columns: sa.ColumnElement[Any]) -> Any:
     """Return these columns of what this writes: at most one row, which `key` matches by its primary key."""
     if dialect.returns:
         return statement.returning(*columns)
-    return Write(statement, read=sa.select(*columns).where(key))
+    return Write([statement], read=sa.select(*columns).where(key))
 
 
 def of_chosen(
@@ -161,7 +152,7 @@ def of_chosen(
         # In one statement, MariaDB would compare each row of the table with what the subquery selects.
         these = keys.in_(sa.bindparam(_CHOSEN, expanding=True))
         read = sa.select(*columns).where(these) if columns else None
-        return Write(make(these), read=read, before=some.with_for_update(skip_locked=not waits))
+        return Write([make(these)], read=read, before=some.with_for_update(skip_locked=not waits))
     if waits:
         which: Any = some
     elif dialect.name == POSTGRESQL:
@@ -179,7 +170,7 @@ def upserted(
     table: sa.Table,
     values: Mapping[str, sa.ColumnElement[Any]],
     keys: Sequence[str] = (),
-    sets: Mapping[str, str] | None = None,
+    sets: Mapping[str, str] | Sequence[str] = (),
     *,
     where: str = "",
     binds: Sequence[sa.BindParameter[Any]] = (),
@@ -190,7 +181,8 @@ def upserted(
 ) -> Any:
     """Insert a row, or change the row that has the same keys.
 
-    * `sets`: the new values, as text. `excluded` is the row that was not inserted. Without `sets` the present row stays.
+    * `sets`: the new values, as text, or the names of columns that take theirs from `excluded`, the row that was not inserted.
+      Without `sets` the present row stays.
     * `where`: change the row only if this holds. MySQL assigns in order, so put what `where` and others read last.
     * `binds`: the parameters in these texts.
     * `source`: select the values like this, not without a table.
@@ -202,6 +194,7 @@ def upserted(
         # SQLite's parser needs some WHERE before ON CONFLICT.
         source = sa.select(*values.values()).where(_ONE == _ONE)
     insert = sa.insert(table)
+    sets = sets if isinstance(sets, Mapping) else {name: f"excluded.{name}" for name in sets}
     if dialect.returns:
         met = f"ON CONFLICT ({', '.join(keys)})" if keys else "ON CONFLICT"
         does = f"DO UPDATE SET {', '.join(f'{name} = {new}' for name, new in sets.items())}" if sets else "DO NOTHING"
@@ -212,13 +205,13 @@ def upserted(
     read = None if key is None else sa.select(*proof).where(key)
     tries: list[Any] = [insert.from_select(list(values), source)]
     if where:
-        missing = {name: sa.null() for name in sets or () if name not in values}
+        missing = {name: sa.null() for name in sets if name not in values}
         # Some drivers send bytes as a bare string, which is text here.
         kept = {name: sa.cast(new, _BYTES) if isinstance(new.type, _BYTES) else new for name, new in values.items()}
         excluded = sa.select(*(new.label(name) for name, new in {**kept, **missing}.items())).subquery("excluded")
         same = [table.c[name] == excluded.c[name] for name in keys]
         change = sa.update(table).where(*same, _text(f"({where})", binds))
-        change = change.ordered_values(*((table.c[name], _text(new, binds)) for name, new in (sets or {}).items()))
+        change = change.ordered_values(*((table.c[name], _text(new, binds)) for name, new in sets.items()))
         tries = [*tries, change] if inserts_first else [change, *tries, change]
     elif sets or not proof:
         # Without new values, assign one that changes nothing.
@@ -226,7 +219,7 @@ def upserted(
         new_values = sets or {first: f"{table.name}.{first}"}
         text = ", ".join([f"{name} = " + _EXCLUDED.sub(r"VALUES(\1)", new) for name, new in new_values.items()])
         tries = [insert.from_select(list(values), source.suffix_with(f"ON DUPLICATE KEY UPDATE {text}"))]
-    return Write(*tries, read=read) if proof or where else tries[0]
+    return Write(tries, read=read) if proof or where else tries[0]
 
 
 def _text(text: str, binds: Sequence[sa.BindParameter[Any]]) -> sa.TextClause:

@@ -281,8 +281,8 @@ def test_expired_quota_entries_are_swept(open_store: OpenStore, make_engine: Mak
         clock.advance(KEEP)
     before, there = store.ledger.usage(tid), entries(engine)
 
-    assert 2 == store.ledger.sweep(limit=2)
-    while store.ledger.sweep():
+    assert 2 == store.expiry.sweep(horizon=clock.now, limit=2)
+    while store.expiry.sweep(horizon=clock.now, limit=1000):
         pass
 
     assert there > entries(engine) > 0

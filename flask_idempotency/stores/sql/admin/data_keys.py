@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar, cast
 
 import sqlalchemy as sa
@@ -57,16 +57,9 @@ class JoinedTransaction:
 class SqlDataKeys(SqlCapability):
     """Implements `DataKeys`."""
 
-    def __init__(
-        self,
-        database: Database | JoinedTransaction,
-        *,
-        now: Callable[[], int | None],
-        atomic: Callable[[sa.Connection], AbstractContextManager[None]] = transaction,
-    ) -> None:
+    def __init__(self, database: Database | JoinedTransaction, *, now: Callable[[], int | None]) -> None:
         super().__init__(cast("Database", database), now=now)
         self._is_joined = isinstance(database, JoinedTransaction)
-        self._atomic = atomic
 
     def within(self, connection: sa.Connection) -> SqlDataKeys | None:
         """Return the same data keys as the transaction on this connection sees them, or None if they need no such view.
@@ -81,8 +74,7 @@ class SqlDataKeys(SqlCapability):
             return None
         if len({os.path.realpath(engine.url.database or "") for engine in both}) > 1:
             return None
-        joined = JoinedTransaction(connection, self._database.dialect)
-        return SqlDataKeys(joined, now=self._now, atomic=lambda _: nullcontext())
+        return SqlDataKeys(JoinedTransaction(connection, self._database.dialect), now=self._now)
 
     def read_keys(self, tid: bytes) -> TenantKeys:
         rows = self._rows(read_keys, my_tenant_id=tid)
@@ -113,7 +105,7 @@ class SqlDataKeys(SqlCapability):
         }
 
         def add(connection: sa.Connection) -> bool:
-            with self._atomic(connection):
+            with nullcontext() if self._is_joined else transaction(connection):
                 self._send(connection, insert_tenant, parameters)
                 if self._send(connection, reserve_number, parameters).one_or_none() is None:
                     return False

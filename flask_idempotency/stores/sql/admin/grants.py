@@ -78,19 +78,10 @@ def lacking(
     return found
 
 
-def for_views(connection: Connection, role: str, *, claims: bool) -> list[MissingGrant]:
-    """Return what this role lacks to complete records, and with `claims` to claim them too."""
-    return list(_missing(connection, role, IN_A_CLAIM if claims else IN_A_VIEW, schema.FENCES if claims else None))
-
-
-def to_publish(connection: Connection, role: str) -> list[MissingGrant]:
-    """Return what this role lacks to publish messages of the outbox."""
-    return list(_missing(connection, role, TO_PUBLISH, OUTBOX_NUMBERS))
-
-
-def _missing(
+def missing(
     connection: Connection, role: str, tables: Mapping[str, Sequence[str]], sequence: str | None
 ) -> Iterator[MissingGrant]:
+    """Yield what this role lacks to use these tables and the sequence."""
     if connection.dialect.name != POSTGRESQL:
         raise ConfigurationError("--role is for PostgreSQL: no other database of this store has roles.")
     if not connection.scalar(_IS_ROLE, {"role": role}):

@@ -9,7 +9,7 @@ clock. It compares the two separately, because the server's clock moves while th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,14 +20,13 @@ from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql import completion, dialects, schema, statements
+from flask_idempotency.stores.sql import completion, dialects, quota, schema, statements
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.activity import delete_expired as delete_expired_beside
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.database import TRIES, Database, transaction
+from flask_idempotency.stores.sql.database import TRIES, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, string
 from flask_idempotency.stores.sql.naming import prefix
-from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import readable, row_of
 from flask_idempotency.stores.sql.statements import ONE, ZERO, columns, is_mine, word
 from flask_idempotency.stores.sql.writes import of_chosen, returned, upserted
@@ -75,8 +74,7 @@ class SqlTaskLog(SqlCapability):
 def save_report(dialect: Dialect) -> Any:
     """Save what the last run of a task reported, in place of the report before it."""
     values: dict[str, Any] = {"name": _task_name(), "reported_at": dialect.now, "report": string("my_report")}
-    taken = {name: f"excluded.{name}" for name in ("reported_at", "report")}
-    return upserted(dialect, schema.tasks, values, ("name",), taken)
+    return upserted(dialect, schema.tasks, values, ("name",), ("reported_at", "report"))
 
 
 def read_reports(dialect: Dialect) -> sa.Select[Any]:
@@ -97,10 +95,10 @@ def lock_task(dialect: Dialect) -> Any:
     )
     values: dict[str, Any] = {
         "name": _task_name(),
-        "locked_by": _locked_by(),
+        "locked_by": binary("my_locked_by"),
         "lock_expires_at": dialect.now + bigint("lease"),
     }
-    taken = {name: f"excluded.{name}" for name in ("locked_by", "lock_expires_at")}
+    taken = ("locked_by", "lock_expires_at")
     return upserted(
         dialect, schema.tasks, values, ("name",), taken, where=unless_locked, binds=(bigint("now"),), proof=(_t.name,)
     )
@@ -108,7 +106,7 @@ def lock_task(dialect: Dialect) -> Any:
 
 def unlock_task(dialect: Dialect) -> sa.Update:
     """Unlock a task that this worker has locked."""
-    mine = sa.update(schema.tasks).where(_t.name == _task_name(), _t.locked_by == _locked_by())
+    mine = sa.update(schema.tasks).where(_t.name == _task_name(), _t.locked_by == binary("my_locked_by"))
     return mine.values(locked_by=sa.null(), lock_expires_at=sa.null())
 
 
@@ -116,34 +114,25 @@ def _task_name() -> sa.ColumnElement[str]:
     return sa.bindparam("my_name", type_=sa.String)
 
 
-def _locked_by() -> sa.ColumnElement[bytes]:
-    return binary("my_locked_by")
-
-
 class SqlExpiry(SqlCapability):
     """Implements `Expiry`: delete expired records and quota buckets, and what has expired beside them: activity,
     observations and audit entries."""
 
-    def __init__(self, database: Database, ledger: SqlLedger, *, now: Callable[[], int | None]) -> None:
-        super().__init__(database, now=now)
-        self._ledger = ledger
-
     def sweep(self, *, horizon: float, limit: int) -> int:
         if self._database.dialect.name == dialects.SQLITE:
             limit = min(limit, SQLITE_BATCH)
-        removed = 0
+        removed, by = 0, in_microseconds(horizon)
         beside: list[tuple[Any, ...]] = [(delete_expired_beside, table) for table in SWEPT]
-        for make, *form in ((delete_expired,), (remove_responses,), *beside):
-            if removed >= limit:
-                return removed
-            if make is remove_responses and self._database.dialect.name == dialects.MYSQL:
-                removed += self._remove_in_order(in_microseconds(horizon), limit - removed)
-            else:
-                removed += self._change(make, *form, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
-        if removed >= limit:
-            return removed
         # Quota buckets have no index by time, so this reads all of them. Do it once, when nothing else is left.
-        return removed + self._ledger.sweep(limit=limit - removed, horizon=horizon)
+        for make, *form in ((delete_expired,), (remove_responses,), *beside, (quota.delete_expired,)):
+            if removed >= limit:
+                break
+            if make is remove_responses and self._database.dialect.name == dialects.MYSQL:
+                removed += self._remove_in_order(by, limit - removed)
+            else:
+                reads_all = make is quota.delete_expired
+                removed += self._change(make, *form, long=reads_all, my_horizon=by, my_limit=limit - removed)
+        return removed
 
     def _remove_in_order(self, horizon: int, limit: int) -> int:
         """Remove a batch of responses, and note up to where none is left. MySQL has no index of those that are left alone."""
@@ -165,9 +154,7 @@ that it goes with its record."""
 def note_removed(dialect: Dialect) -> Any:
     """MySQL: note up to where responses were removed, by the server's clock."""
     until = dialect.smaller(bigint("my_until"), dialect.now)
-    return upserted(
-        dialect, schema.meta, {"name": word(REMOVED), "value": until}, ("name",), {"value": "excluded.value"}
-    )
+    return upserted(dialect, schema.meta, {"name": word(REMOVED), "value": until}, ("name",), ("value",))
 
 
 def delete_expired(dialect: Dialect) -> Any:

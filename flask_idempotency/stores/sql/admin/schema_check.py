@@ -6,11 +6,11 @@ The checks only read, in statements that need no transaction. A pooler may send 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy import URL, Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import StoreUnavailable
@@ -18,8 +18,8 @@ from flask_idempotency.engine.store import MissingGrant
 from flask_idempotency.stores.sql import errors, migrations, mysql
 from flask_idempotency.stores.sql import schema as tables
 from flask_idempotency.stores.sql.admin import grants
+from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, kind_of
-from flask_idempotency.stores.sql.engines import Joining
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
 from flask_idempotency.stores.sql.naming import find, named, options
@@ -156,14 +156,6 @@ def _parts(missing: tables.SchemaGaps) -> Iterator[str]:
         yield f"The sequence {sequence} is not in this database: the store cannot grant a claim. {_UPGRADE}."
 
 
-class HasEngines(Protocol):
-    @property
-    def base(self) -> Engine: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-
 class Place(NamedTuple):
     """The address of a database, without user and password."""
 
@@ -184,9 +176,9 @@ def place_of(url: URL) -> Place:
 class SqlSchema:
     """Implements `Schema`. Raises `StoreUnavailable` with the database's message if a statement fails."""
 
-    def __init__(self, database: HasEngines, *, joining: Joining | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._joining = joining
+        self._joining = database.joining
 
     def upgrade(self) -> list[str]:
         # Connections for records time out, and an upgrade may take long: it waits for another one, or builds an index.
@@ -205,8 +197,10 @@ class SqlSchema:
 
     def missing_grants(self, role: str) -> list[MissingGrant]:
         """Return what this role lacks to complete records, and to claim them if the pool may set it at each checkout."""
-        claims = bool(self._database.base.pool.dispatch.checkout)
-        return self._ask(lambda connection: grants.for_views(connection, role, claims=claims))
+        wanted: tuple[Mapping[str, Sequence[str]], str | None] = (grants.IN_A_VIEW, None)
+        if self._database.base.pool.dispatch.checkout:
+            wanted = grants.IN_A_CLAIM, tables.FENCES
+        return self._ask(lambda connection: list(grants.missing(connection, role, *wanted)))
 
     def place(self) -> Place:
         """Return where the tables are."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
@@ -25,11 +27,9 @@ TABLES = ", ".join(USED)
 UPGRADE = "Run `flask idempotency db upgrade`"
 
 
-class Holder:
+def holder(engine: Engine) -> Any:
     """What has engines, as the store's database does: one and the same, here."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = self.base = engine
+    return SimpleNamespace(engine=engine, base=engine, joining=None)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_role_without_rights_gets_the_error_of_a_request(engine: Engine, telle
     execute(engine, f"DROP OWNED BY {teller.url.username}")
     store = SqlStore(Database(teller))
 
-    (fault,) = SqlSchema(Holder(teller)).faults()
+    (fault,) = SqlSchema(holder(teller)).faults()
     with pytest.raises(ConfigurationError) as raised:
         store.read(a_key())
     store.close()
@@ -325,7 +325,7 @@ def test_the_store_runs_all_checks(make_engine: MakeEngine) -> None:
     engine = make_engine(isolation_level="AUTOCOMMIT")
     if engine.dialect.name == "sqlite":
         execute(engine, "PRAGMA journal_mode = WAL")
-    schema = SqlSchema(Holder(engine))
+    schema = SqlSchema(holder(engine))
 
     before, done, after = schema.faults(), schema.upgrade(), schema.faults()
 
@@ -338,7 +338,7 @@ def test_an_unreachable_database_is_reported_without_its_password(make_engine: M
     url = make_engine().url
     for password in ("s3cret", "a b/c@d"):
         closed = url.set(password=password, port=1).render_as_string(hide_password=False)
-        schema = SqlSchema(Holder(make_engine(closed)))
+        schema = SqlSchema(holder(make_engine(closed)))
         for ask in (schema.upgrade, schema.faults, schema.advice):
             with pytest.raises(StoreUnavailable, match=r"^The database 'test_\w+' on 127.0.0.1: ") as raised:
                 ask()
@@ -355,7 +355,7 @@ def reported(url: str, quote: Callable[[Engine], str]) -> str:
         raise engine.dialect.loaded_dbapi.OperationalError(quote(engine))
 
     with pytest.raises(StoreUnavailable) as raised:
-        SqlSchema(Holder(engine)).faults()
+        SqlSchema(holder(engine)).faults()
     return str(raised.value)
 
 
@@ -401,7 +401,7 @@ def test_checks_work_behind_a_pooler(pgbouncer_url: str) -> None:
     options = {"connect_args": {"prepare_threshold": None}, "isolation_level": "AUTOCOMMIT"}
     engine = create_engine(pgbouncer_url, **options)
     try:
-        schema = SqlSchema(Holder(engine))
+        schema = SqlSchema(holder(engine))
 
         assert (1, LATEST, []) == (len(schema.faults()), len(schema.upgrade()), schema.faults())
     finally:
