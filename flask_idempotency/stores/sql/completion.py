@@ -21,7 +21,7 @@ from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import dialects, schema, statements
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, integer, made, string
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, in_microseconds, made, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.rows import is_settled
@@ -101,16 +101,11 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
     if sealed:
         statement = statement.where(may_be_sealed(records))
     completed = statement.values(
-        state=sa.bindparam("my_state", type_=sa.String),
+        **_payload(),
         lease_expires_at=sa.null(),
         completed_at=begins,
         expires_at=dialect.larger(until, ends) if remembers else ends,
-        status=sa.bindparam("my_status", type_=_r.status.type),
-        response_size=bigint("my_response_size"),
-        response=binary("my_response"),
         reason=sa.null(),
-        wrapping_key_id=string("my_wrapping_key_id"),
-        data_key_number=integer("my_data_key_number"),
         succeeded=statements.ended_wait(dialect),
         resolver_due_at=ZERO,
         **({"response_expires_at": ends} if remembers else {}),
@@ -154,6 +149,12 @@ def _completed(dialect: Dialect, statement: sa.Update, now: sa.ColumnElement[int
     return statement_told.add_cte(statements.booked(dialect, both.group_by(two.c.bucket_end)).cte("into_ledger"))
 
 
+def _payload() -> dict[str, Any]:
+    """Return the values of a completed row that `facts_of` has as parameters."""
+    names = ("state", "status", "response_size", "response", "wrapping_key_id", "data_key_number")
+    return {name: sa.bindparam(f"my_{name}", type_=_r[name].type) for name in names}
+
+
 def _next_bucket_end(dialect: Dialect, ends: sa.ColumnElement[int], width_name: str) -> sa.ColumnElement[int]:
     width = bigint(width_name)
     return dialect.quotient(ends + width - ONE, width) * width
@@ -195,15 +196,7 @@ def replace(dialect: Dialect, sealed: bool = False) -> Any:
     statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     if sealed:
         statement = statement.where(may_be_sealed(records))
-    new: dict[str, Any] = {
-        "state": sa.bindparam("my_state", type_=sa.String),
-        "status": sa.bindparam("my_status", type_=_r.status.type),
-        "response_size": bigint("my_response_size"),
-        "response": binary("my_response"),
-        "wrapping_key_id": string("my_wrapping_key_id"),
-        "data_key_number": integer("my_data_key_number"),
-    }
-    return proven(dialect, statement.values(new), _r.fence)
+    return proven(dialect, statement.values(_payload()), _r.fence)
 
 
 def read_if_as_seen(dialect: Dialect) -> sa.Select[Any]:

@@ -339,20 +339,17 @@ class Database:
                         ) from None
                     _give_up(error)
                 failed = error
-                if not self._tries_again(tried):
+                tries = MYSQL_TRIES if self.dialect.name == MYSQL else TRIES
+                if tried == tries:
                     break
+                if tries == MYSQL_TRIES:
+                    # Longer from try to try.
+                    time.sleep(random.uniform(0, tried * PAUSE_SECONDS / MYSQL_TRIES))  # noqa: S311 - it is no secret
             except SQLAlchemyError as error:
                 _give_up(error)
         raise StoreUnavailable(
             f"the database refused {tried} tries, each for a conflict with another worker"
         ) from failed
-
-    def _tries_again(self, tried: int) -> bool:
-        """Return True if there is another try after so many. On MySQL, pause before it, longer from try to try."""
-        if self.dialect.name != MYSQL:
-            return tried < TRIES
-        time.sleep(random.uniform(0, tried * PAUSE_SECONDS / MYSQL_TRIES))  # noqa: S311 - it is no secret
-        return tried < MYSQL_TRIES
 
     def _within(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import Dialect as EngineDialect
@@ -57,38 +57,18 @@ class Rows(list[Any]):
         return self[0][0]
 
 
-class Text:
-    """A compiled statement: its SQL, the parameters that it sets itself, and the type of its rows."""
+class Text(NamedTuple):
+    """A compiled statement."""
 
-    sql: str
-    row: Callable[[Any], Any] | None
-    defaults: dict[str, Any]
-    names: tuple[str, ...] | None
-
-    __slots__ = ("defaults", "names", "row", "several", "sql")
-
-    def __init__(self, statement: Any, dialect: EngineDialect, schema: str | None) -> None:
-        self.sql, self.row, self.defaults, self.names = "", None, {}, None
-        self.several: Any | None = statement if hasattr(statement, "tries") else None
-        """A `Write`, which sends its statements itself."""
-        if self.several is not None:
-            return
-        names: dict[str, Any] = {}
-        if schema is not None:
-            names = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
-        compiled = statement.compile(dialect=dialect, **names)
-        assert isinstance(compiled, SQLCompiler)  # noqa: S101 - no statement of ours is DDL
-        self.sql = compiled.string
-        assert compiled.positiontup is None  # noqa: S101 - each driver takes parameters by name
-        assert not compiled.post_compile_params  # noqa: S101 - no statement of the request path has a list
-        if dialect.driver == "pymysql":
-            # It escapes all that it gets.
-            self.names = tuple(compiled.binds)
-        self.defaults = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
-        columns = tuple(statement.exported_columns.keys())
-        row: Any = namedtuple("Row", columns)  # type: ignore[misc]
-        if columns:
-            self.row = row._make
+    sql: str = ""
+    row: Callable[[Any], Any] | None = None
+    """Makes a row of what the cursor returns. None: it returns nothing."""
+    defaults: Mapping[str, Any] = _NOTHING
+    """The parameters that it sets itself."""
+    names: tuple[str, ...] | None = None
+    """The parameters that it takes, if the driver must not get others."""
+    several: Any | None = None
+    """A `Write`, which sends its statements itself."""
 
 
 class Driver:
@@ -114,8 +94,23 @@ class Driver:
     def compile(self, statement: Any) -> Text:
         """Compile a statement at its first use."""
         # The first two threads may both do this: both compile the same. In this order: see `name`.
-        texts = self.texts
-        text = texts[statement] = Text(statement, self.dialect, self._schema)
+        texts, dialect = self.texts, self.dialect
+        if hasattr(statement, "tries"):
+            text = texts[statement] = Text(several=statement)
+            return text
+        named: dict[str, Any] = {}
+        if self._schema is not None:
+            named = {"schema_translate_map": {None: self._schema}, "render_schema_translate": True}
+        compiled = statement.compile(dialect=dialect, **named)
+        assert isinstance(compiled, SQLCompiler)  # noqa: S101 - no statement of ours is DDL
+        assert compiled.positiontup is None  # noqa: S101 - each driver takes parameters by name
+        assert not compiled.post_compile_params  # noqa: S101 - no statement of the request path has a list
+        defaults = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
+        columns = tuple(statement.exported_columns.keys())
+        row: Any = namedtuple("Row", columns)  # type: ignore[misc]
+        # PyMySQL escapes all that it gets.
+        names = tuple(compiled.binds) if dialect.driver == "pymysql" else None
+        text = texts[statement] = Text(compiled.string, row._make if columns else None, defaults, names)
         return text
 
     def wrapped(self, error: Exception, sql: str | None, *, disconnected: bool) -> BaseException:

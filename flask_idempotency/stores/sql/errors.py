@@ -167,7 +167,10 @@ def is_duplicate(error: exc.DBAPIError) -> bool:
 
 def is_lock_timeout(error: exc.DBAPIError) -> bool:
     """Return True if another transaction held a lock for longer than the lock timeout."""
-    return sqlstate(error) == _LOCK_TIMEOUT or mysql_code(error) == _MYSQL_LOCK_TIMEOUT or _is_busy(error)
+    if sqlstate(error) == _LOCK_TIMEOUT or mysql_code(error) == _MYSQL_LOCK_TIMEOUT:
+        return True
+    # Compare the low byte: SQLITE_BUSY_SNAPSHOT and others extend it.
+    return isinstance(error.orig, sqlite3.Error) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 def is_missing_table(error: exc.DBAPIError) -> bool:
@@ -218,11 +221,6 @@ def _of_driver(error: BaseException | None) -> exc.DBAPIError | None:
     while error is not None and not isinstance(error, exc.DBAPIError):
         error = error.__cause__
     return error
-
-
-def _is_busy(error: exc.DBAPIError) -> bool:
-    # Compare the low byte: SQLITE_BUSY_SNAPSHOT and others extend it.
-    return isinstance(error.orig, sqlite3.Error) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 def explained(error: exc.SQLAlchemyError) -> IdempotencyError | None:

@@ -83,9 +83,9 @@ def schema_of(connection: Connection) -> str | None:
     return schema
 
 
-def prefix(connection: Connection, schema: str | None = None) -> str:
+def prefix(connection: Connection) -> str:
     """Return what stands before the name of a table in text: the schema and a dot, or nothing."""
-    schema = schema_of(connection) if schema is None else schema
+    schema = schema_of(connection)
     return "" if schema is None else f"{connection.dialect.identifier_preparer.quote_schema(schema)}."
 
 

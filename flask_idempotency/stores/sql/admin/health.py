@@ -44,10 +44,20 @@ _VERSION: Final = text("SELECT version()")
 _PRAGMAS: Final = ("journal_mode", "synchronous")
 
 _OFF: Final = {
-    "synchronous_commit": "a crash of the server could lose a claim that was granted",
-    "fsync": "a crash of its machine could lose or damage all that it holds",
-    "full_page_writes": "a crash of its machine in the middle of a write could damage the page for good",
+    "synchronous_commit": (
+        "a crash of the server could lose a claim that was granted",
+        "set synchronous_commit to on for the role that the application connects as",
+    ),
+    "fsync": (
+        "a crash of its machine could lose or damage all that it holds",
+        "set fsync to on in postgresql.conf, and check everything that was written since it was off",
+    ),
+    "full_page_writes": (
+        "a crash of its machine in the middle of a write could damage the page for good",
+        "set full_page_writes to on in postgresql.conf, unless the file system writes whole pages",
+    ),
 }
+"""Settings of PostgreSQL: what may happen where one is off, and the remedy."""
 
 
 def schema(connection: Connection) -> Said:
@@ -105,14 +115,9 @@ def durability(connection: Connection) -> Said:
     off = [name for name in _OFF if settings[name] == "off"]
     if not off:
         return fine
-    remedies = {
-        "synchronous_commit": "Set synchronous_commit to on for the role that the application connects as",
-        "fsync": "set fsync to on in postgresql.conf, and check everything that was written since it was off",
-        "full_page_writes": "set full_page_writes to on in postgresql.conf, unless the file system writes whole pages",
-    }
-    remedy = "; ".join(remedies[name] for name in off)
-    text_ = "; ".join(f"{name} is off: {_OFF[name]}" for name in off)
-    return Verdict.FAULT, f"{text_}.", f"{remedy[0].upper()}{remedy[1:]}."
+    said = "; ".join(f"{name} is off: {_OFF[name][0]}" for name in off)
+    remedy = "; ".join(_OFF[name][1] for name in off)
+    return Verdict.FAULT, f"{said}.", f"{remedy[0].upper()}{remedy[1:]}."
 
 
 def server(connection: Connection) -> Said:

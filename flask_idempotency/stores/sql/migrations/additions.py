@@ -6,7 +6,7 @@ new writers wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, text
@@ -14,34 +14,29 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, SetColumnC
 
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, kind_of
-from flask_idempotency.stores.sql.naming import Catalogue
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED
 
 
-def add_parts(connection: Connection, tables: Iterable[Table]) -> None:
+def add_parts(connection: Connection, tables: Collection[Table]) -> None:
     """Create what the database lacks of these tables, of their later columns and of their indexes."""
-    catalogue, lacking = Catalogue(connection), list[tuple[Table, set[str | None]]]()
+    gaps = schema.lacks(connection, [table.name for table in tables])
 
     def run(before: str, element: Any) -> None:
         # As text: an application's `schema_translate_map` would lead an element to another schema.
         connection.exec_driver_sql(f"{before}{element.compile(dialect=connection.dialect)}")
 
     for table in tables:
-        if not catalogue.has_table(table.name):
+        if table.name in gaps.tables:
             run("", CreateTable(table, if_not_exists=True))
-            lacking.append((table, set()))
-            continue
-        columns = catalogue.columns(table.name)
         for name in schema.LATER.get(table.name, ()):
-            if name not in columns:
+            if f"{table.name}.{name}" in gaps.columns:
                 run(f"ALTER TABLE {table.name} ADD COLUMN ", CreateColumn(table.columns[name]))
-        lacking.append((table, catalogue.indexes(table.name)))
     # Before the indexes, because it takes the strongest lock: to raise a weaker one later could end in a deadlock.
     if connection.dialect.name == POSTGRESQL:
-        _store(connection, {table.name for table, _ in lacking})
-    for table, indexes in lacking:
+        _store(connection, {table.name for table in tables})
+    for table in tables:
         for index in sorted(table.indexes, key=lambda each: str(each.name)):
-            if index.name not in indexes:
+            if table.name in gaps.tables or index.name in gaps.indexes:
                 run("", CreateIndex(index, if_not_exists=kind_of(connection.dialect.name) != MYSQL))
 
 

@@ -72,10 +72,8 @@ def beside_the_tables(connection: Connection) -> Iterator[None]:
 
     The store names one schema in all its statements. On MySQL it is the database of the connection.
     """
-    if kind_of(connection.dialect.name) == MYSQL:
-        yield
-        return
-    _, found = find(connection, schema.metadata.tables)
+    is_mysql = kind_of(connection.dialect.name) == MYSQL
+    found = None if is_mysql else find(connection, schema.metadata.tables)[1]
     if found is None:
         yield
         return
@@ -171,9 +169,17 @@ def upgrade(bind: Engine | Connection) -> list[str]:
 
     Raises `StoreUnavailable` if another transaction holds a lock that this needs for longer than two seconds.
     """
-    if isinstance(bind, Engine):
-        return _upgrade_engine(bind)
-    return _upgrade(bind)
+    _check_dialect(bind.dialect.name)
+    if isinstance(bind, Connection):
+        return _upgrade(bind)
+    with bind.connect() as connection:
+        # Most deployments change no table. Steps only add, so it takes no lock to see that.
+        if not (_steps_for(connection) or lacks_sequence(connection)):
+            return []
+    with bind.connect() as connection:
+        # A connect listener of the application may have begun a transaction, and there the mode cannot change.
+        connection.connection.commit()
+        return _upgrade(connection.execution_options(isolation_level="AUTOCOMMIT"))
 
 
 def upgrade_outbox(engine: Engine) -> list[str]:
@@ -205,18 +211,6 @@ def version(connection: Connection) -> int:
     return reached if isinstance(reached, int) else 0
 
 
-def _upgrade_engine(engine: Engine) -> list[str]:
-    _check_dialect(engine.dialect.name)
-    with engine.connect() as connection:
-        # Most deployments change no table. Steps only add, so it takes no lock to see that.
-        if not (_steps_for(connection) or lacks_sequence(connection)):
-            return []
-    with engine.connect() as connection:
-        # A connect listener of the application may have begun a transaction, and there the mode cannot change.
-        connection.connection.commit()
-        return _upgrade(connection.execution_options(isolation_level="AUTOCOMMIT"))
-
-
 def _check_dialect(dialect: str) -> None:
     if kind_of(dialect) not in SUPPORTED:
         raise ConfigurationError(
@@ -226,7 +220,6 @@ def _check_dialect(dialect: str) -> None:
 
 
 def _upgrade(connection: Connection) -> list[str]:
-    _check_dialect(connection.dialect.name)
     with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
         done = _steps_for(connection)
         if done:

@@ -78,7 +78,7 @@ class SessionTransactions(SessionRecords):
             self._joining.keep_apart(session)
         else:
             self._joining.bind_of(session)
-        transaction = SessionTransaction(self, tuple(keys), token, operation=operation, early=on_early_commit)
+        transaction = SessionTransaction(self, tuple(keys), token, operation=operation, on_early_commit=on_early_commit)
         listeners.join_here(transaction)
         return transaction
 
@@ -112,9 +112,9 @@ class SessionTransactions(SessionRecords):
             token,
             fences=fences,
             lease=lease,
-            early_writes=early,
             operation=operation,
-            early=on_early_commit,
+            early=early,
+            on_early_commit=on_early_commit,
         )
         if self._store.database.dialect.name == SQLITE:
             self._store.journals.locked.update(key.rid for key in keys)

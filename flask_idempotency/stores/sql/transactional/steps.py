@@ -28,14 +28,15 @@ class SessionStep(SessionTransaction):
         *,
         fences: Sequence[int],
         lease: float,
-        early_writes: Callable[[], Sequence[JournalWrite]],
         operation: str,
-        early: Callable[[], None],
+        early: Callable[[], Sequence[JournalWrite]],
+        on_early_commit: Callable[[], None],
     ) -> None:
-        super().__init__(records, keys, token, operation=operation, early=early)
+        """`early` returns what to write in a commit by the function of the step."""
+        super().__init__(records, keys, token, operation=operation, on_early_commit=on_early_commit)
         self._fences = tuple(fences)
         self._lease = lease
-        self._early_writes = early_writes
+        self._early_writes = early
         self._number = 0
         """The number of the last write that was sent for the first key."""
 

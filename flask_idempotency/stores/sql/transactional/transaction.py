@@ -36,7 +36,7 @@ class SessionTransaction:
         token: bytes,
         *,
         operation: str,
-        early: Callable[[], None],
+        on_early_commit: Callable[[], None],
     ) -> None:
         self.session: Session = records.session()
         self.over: bool = False
@@ -48,7 +48,7 @@ class SessionTransaction:
         self._keys = keys
         self._token = token
         self._operation = operation
-        self._on_early_commit = early
+        self._on_early_commit = on_early_commit
         self._early = False
         self._in_doubt = False
         """True if the view sent a COMMIT and its outcome is unknown."""
