@@ -8,13 +8,13 @@ from __future__ import annotations
 import http.client
 import io
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPResponse, HTTPSConnectionPool, PoolManager
+from urllib3 import BaseHTTPResponse, HTTPHeaderDict, HTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import (
     ConnectTimeoutError,
@@ -57,6 +57,9 @@ _PERMANENT: Final = (
 class _Raw(io.RawIOBase):
     """The bytes of a connection. No read outlasts the deadline of its delivery."""
 
+    ended = False
+    """Whether the last read found the end of the connection."""
+
     def __init__(self, raw: io.RawIOBase, sock: Any) -> None:
         self._raw = raw
         self._sock = sock
@@ -71,6 +74,7 @@ class _Raw(io.RawIOBase):
             given = self._sock.gettimeout()
             self._sock.settimeout(left if given is None else min(left, given))
         size: int | None = self._raw.readinto(buffer)
+        self.ended = size == 0
         seconds_left(TimeoutError)
         return size
 
@@ -83,61 +87,29 @@ class _Raw(io.RawIOBase):
         super().close()
 
 
-class _Head:
-    """The file of a response while its head is read: it keeps the last line."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.last = b""
-
-    def readline(self, limit: int = -1) -> bytes:
-        self.last = self._file.readline(limit)
-        return self.last
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
 class _Response(http.client.HTTPResponse):
     """Knows whether its head came whole. `http.client` takes the end of the connection for the end of the head."""
 
-    whole_head = False
+    whole_head = True
 
     def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
         file: Any = self.fp
+        self._raw: _Raw | None = None
         if type(file) is io.BufferedReader:
-            self.fp = io.BufferedReader(_Raw(file.detach(), sock))
+            self._raw = _Raw(file.detach(), sock)
+            self.fp = io.BufferedReader(self._raw)
 
     def begin(self) -> None:
-        file: Any = self.fp
-        head: Any = _Head(file)
-        self.fp = head
-        try:
-            super().begin()
-        finally:
-            # A response without content may have closed it.
-            if self.fp is head:
-                self.fp = file
-        self.whole_head = head.last in (b"\r\n", b"\n")
+        super().begin()
+        # A line that is here to its end is read from the buffer, and does not ask the connection for more.
+        self.whole_head = self._raw is None or not self._raw.ended
 
 
-def _watching(pools: Any, plain: Any) -> Any:
-    """Return a class of pools whose connections notice a torn head. `plain` is the class of connections without that."""
-    watching = type(plain.__name__, (plain,), {"response_class": _Response})
-
-    def connections(self: Any) -> Any:
-        # A recorder, such as vcrpy, puts its class into urllib3's pools while it is active.
-        found = pools.ConnectionCls
-        return watching if found is plain else found
-
-    return type(pools.__name__, (pools,), {"ConnectionCls": property(connections)})
-
-
-_POOLS: Final = {
-    "http": _watching(HTTPConnectionPool, HTTPConnection),
-    "https": _watching(HTTPSConnectionPool, HTTPSConnection),
+_WATCHING: Final[Mapping[Any, Any]] = {
+    plain: type(plain.__name__, (plain,), {"response_class": _Response}) for plain in (HTTPConnection, HTTPSConnection)
 }
+"""The classes of connections that notice a torn head. Those of a SOCKS proxy keep to the rule about lengths alone."""
 
 
 class IdempotentAdapter(HTTPAdapter):
@@ -166,16 +138,13 @@ class IdempotentAdapter(HTTPAdapter):
         self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
         super().__init__(**http)
 
-    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        """Make the pools, with connections that notice a torn head."""
-        super().init_poolmanager(*arguments, **options)
-        _watch_heads(self.poolmanager)
-
-    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        """Make the pools of a proxy, with connections that notice a torn head."""
-        manager = super().proxy_manager_for(proxy, **options)
-        _watch_heads(manager)
-        return manager
+    def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
+        """Return the pool of these connections. They notice a torn head."""
+        pool = super().get_connection_with_tls_context(*arguments, **options)
+        # A recorder, such as vcrpy, puts its class into urllib3's pools while it is active.
+        found = type(pool).ConnectionCls
+        pool.ConnectionCls = _WATCHING.get(found, found)
+        return pool
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("An IdempotentAdapter cannot be pickled: its budget belongs to one process. Mount it afresh.")
@@ -306,12 +275,6 @@ def _end_after_the_hooks(response: requests.Response, *_: Any, **__: Any) -> Non
     if isinstance(ending, ClientError):
         response.__class__ = requests.Response
         raise ending
-
-
-def _watch_heads(manager: PoolManager) -> None:
-    # A SOCKS proxy has pools of its own, whose connections keep to the rule about lengths alone.
-    if set(manager.pool_classes_by_scheme.values()) == {HTTPConnectionPool, HTTPSConnectionPool}:
-        manager.pool_classes_by_scheme = _POOLS
 
 
 class _Held(bytes):
