@@ -86,16 +86,27 @@ class OutboxServices:
         """Return the relay of this application."""
         return Relay(
             self.table,
-            routes=lambda: self.outbox.routes(self.kept),
+            routes=self.routes,
             adopt=lambda: self.table.adopt(self._is_ours),
             opener=self.opener,
             observers=self.observers,
             context=self.context,
         )
 
+    def routes(self) -> list[tuple[Route, Topics]]:
+        """Return each route of this application, and the topics that it takes."""
+        routes = self.outbox.routes_of(self.kept)
+        exact = tuple(pattern for pattern in routes if TOPIC.fullmatch(pattern))
+        found, before = [], exact
+        for pattern, route in routes.items():
+            found.append((route, Topics(pattern, () if pattern in exact else before)))
+            before = (*before, pattern)
+        return found
+
     def route_of(self, topic: str) -> Route | None:
         """Return the route of this application that takes this topic, or None."""
-        return self.outbox.route_of(topic, self.kept)
+        routes = self.outbox.routes_of(self.kept)
+        return routes.get(topic) or next((routes[pattern] for pattern in routes if fnmatchcase(topic, pattern)), None)
 
     def fault_of(self, topic: str) -> str | None:
         """Return why no relay of this process takes this topic. None: one does."""
@@ -192,26 +203,8 @@ class Outbox:
         receiver_of = getattr(adapter, "receiver_of", None)
         self._routes[pattern] = Route(pattern, adapter, batch, parallel, receiver_of, place)
 
-    def routes(self, kept: Kept | None = None) -> list[tuple[Route, Topics]]:
-        """Return each route, and the topics that it takes. `kept` is what one application keeps."""
-        routes = self._of(kept)
-        exact = tuple(pattern for pattern in routes if TOPIC.fullmatch(pattern))
-        found, before = [], exact
-        for pattern, route in routes.items():
-            found.append((route, Topics(pattern, () if pattern in exact else before)))
-            before = (*before, pattern)
-        return found
-
-    def route_of(self, topic: str, kept: Kept | None = None) -> Route | None:
-        """Return the route that takes this topic, or None."""
-        routes = self._of(kept)
-        return routes.get(topic) or next(
-            (found for pattern, found in routes.items() if fnmatchcase(topic, pattern)), None
-        )
-
-    def _of(self, kept: Kept | None) -> dict[str, Route]:
-        if kept is None or not kept.values:
-            return self._routes
+    def routes_of(self, kept: Kept) -> dict[str, Route]:
+        """Return the routes of one application by their patterns. `kept` is what it keeps."""
         return {pattern: kept.values.get(pattern, route) for pattern, route in self._routes.items()}
 
     def publish(

@@ -167,7 +167,7 @@ def test_the_first_route_that_matches_takes_a_topic_also_in_a_claim(open_shop: O
     assert [] == shop.rows()
     for pattern, adapter in adapters.items():
         for message in adapter.messages:
-            route = shop.outbox.route_of(message.topic)
+            route = shop.services.route_of(message.topic)
             assert (message.topic, pattern) == (message.topic, route.pattern if route else None)
     assert 9 == sum(len(adapter.messages) for adapter in adapters.values())
 
