@@ -11,6 +11,7 @@ import logging
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
+from threading import Lock
 from traceback import walk_tb
 from typing import Any, Final, NoReturn, Self
 from weakref import WeakValueDictionary
@@ -19,7 +20,7 @@ from flask_idempotency.client import errors
 from flask_idempotency.client.intents import Intent, current_intent, in_thread, new_key, taken_intent
 from flask_idempotency.client.ledger import Begun, State
 from flask_idempotency.client.responses import UNDONE, Fields, Reading, Verdict, read
-from flask_idempotency.client.retries import LONGEST_SECONDS, LOST_REPLY_COST, RETRY_COST, Attempt, Budget, Retries
+from flask_idempotency.client.retries import LONGEST_SECONDS, LOST_REPLY_COST, RETRY_COST, Attempt, Retries
 
 __all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules", "may_be_answered", "raised_in", "seconds_left"]
 
@@ -101,7 +102,9 @@ class Rules:
         self.methods: frozenset[str] = frozenset(method.upper() for method in methods)
         self.automatic = automatic
         self.max_body = max_body
-        self.budget: Budget = Budget(self.retries.budget)
+        self._lock = Lock()
+        self.tokens: int = self.retries.budget
+        """Those that are left for retries. They bound what one client adds to the load of a service that fails."""
         self._challenged: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def delivery(self, method: str, own_key: str | None, *, aside: bool = False) -> Delivery | None:
@@ -119,6 +122,18 @@ class Rules:
         if own_key is not None:
             return Delivery(self, None, own_key)
         return Delivery(self, None, new_key()) if self.automatic else None
+
+    def take(self, cost: int) -> bool:
+        """Take this many tokens and return True, or take none and return False if fewer are left."""
+        with self._lock:
+            enough = self.tokens >= cost
+            self.tokens -= cost if enough else 0
+            return enough
+
+    def refund(self, cost: int) -> None:
+        """Return this many tokens. There are never more than at first."""
+        with self._lock:
+            self.tokens = min(self.retries.budget, self.tokens + cost)
 
     def challenged(self, error: errors.ClientError, response: Any) -> None:
         """Note that an authentication flow gets this response, and that the outcome under its key is not known yet."""
@@ -278,7 +293,7 @@ class Delivery:
         if not self._repeatable or (counts and self._attempts >= self._retries.attempts):
             return None
         wait = self._retries.wait(self._waits, retry_after, growing=not counts and retry_after is None)
-        if wait >= self.remaining or not self._rules.budget.take(cost):
+        if wait >= self.remaining or not self._rules.take(cost):
             return None
         self._waits += 1
         self._spent += cost
@@ -294,7 +309,7 @@ class Delivery:
                         f"The service answered {reading.status}, which settles nothing.",
                         response,
                     )
-                self._rules.budget.refund(self._spent or 1)
+                self._rules.refund(self._spent or 1)
                 # The caller gets this response. It settles the intent if the service keeps it.
                 if reading.kept and reading.status < 400:
                     self._state = "done"

@@ -225,18 +225,16 @@ class Ledger:
         """
         now = self._now()
         with self._writing() as connection:
-            # Opening the file has read the secret.
-            digest, former = (None, None) if content is None else _digests(name, content, self._secret)
             before = _find(connection, name)
             if before is None or (before.state == "refused" and before.key != key):
                 before = Entry(name, key, None, "new", None, False, 0, 0, now, None, None, None)
-            differs = _differs(before, digest, former)
+            # Opening the file has read the secret.
+            digest, differs = _compared(before, content, self._secret)
             if before.state == "voided" or self.expired(before) or differs:
                 return Begun(before, before, differs)
             entry = replace(
                 before,
-                # It is equal, or of a former kind or secret.
-                digest=before.digest if digest is None and before.state != "new" else digest,
+                digest=digest,
                 state="done" if before.state == "done" else "sent",
                 doubt=True,
                 deliveries=before.deliveries + 1,
@@ -490,25 +488,23 @@ def _entry(row: tuple[object, ...]) -> Entry:
     return Entry(name, key, digest, state, status, bool(doubt), *rest)
 
 
-def _digests(name: str, content: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """Return what the ledger keeps of a request's content, and what earlier versions kept, whose key was the name.
+def _compared(entry: Entry, content: bytes | None, secret: bytes) -> tuple[bytes | None, bool]:
+    """Return the digest that an entry has after its key was sent with this content, and whether it was sent with other.
 
-    Equal contents of two names have different digests. The first begins with a mark of the secret, because digests under two
-    secrets cannot be compared. The second is compared and not written.
+    Equal contents of two names have different digests. A digest begins with a mark of its secret, because digests under two
+    secrets cannot be compared. Earlier versions wrote one without a mark, whose key was the name.
     """
+    kept = None if entry.state == "new" else entry.digest
+    if content is None:
+        return kept, False
+    name = entry.name.encode()
     mark = hashlib.blake2b(b"mark", key=secret, digest_size=_MARK_BYTES).digest()
-    key = hashlib.blake2b(name.encode(), key=secret, digest_size=32).digest()
-    former = hashlib.sha256(name.encode()).digest()
+    key = hashlib.blake2b(name, key=secret, digest_size=32).digest()
     digest = mark + hashlib.blake2b(content, key=key, digest_size=32).digest()
-    return digest, hashlib.blake2b(content, key=former, digest_size=_FORMER_BYTES).digest()
-
-
-def _differs(entry: Entry, digest: bytes | None, former: bytes | None) -> bool:
-    """Return whether this entry's key was sent with other content than this, as far as the digests tell."""
-    kept = entry.digest
-    if entry.state == "new" or kept is None or digest is None:
-        return False
+    if kept is None:
+        return digest, False
     if len(kept) == _FORMER_BYTES:
-        return kept != former
+        former = hashlib.sha256(name).digest()
+        return digest, kept != hashlib.blake2b(content, key=former, digest_size=_FORMER_BYTES).digest()
     # Under a secret that was lost, it tells nothing. The service compares in any case.
-    return kept != digest and kept[:_MARK_BYTES] == digest[:_MARK_BYTES]
+    return digest, kept != digest and kept[:_MARK_BYTES] == mark

@@ -13,19 +13,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
-from urllib3 import BaseHTTPResponse, HTTPHeaderDict, HTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    MaxRetryError,
-    NewConnectionError,
-    ProtocolError,
-    ProxyError,
-    SSLError,
-)
-from urllib3.util import Timeout
 
 from flask_idempotency.client.delivery import (
     MAX_BODY_BYTES,
@@ -200,7 +190,7 @@ class IdempotentAdapter(HTTPAdapter):
                 try:
                     response = super().send(request, True, _cut(timeout, delivery.remaining), *how, **named)
                     decoded = _read_whole(response)
-                except (requests.RequestException, HTTPError, Late, OSError, ValueError) as error:
+                except (requests.RequestException, urllib3.exceptions.HTTPError, Late, OSError, ValueError) as error:
                     again = not isinstance(error, _PERMANENT) and not _is_unsendable(error)
                     wait = delivery.failed(error, sent=_may_have_been_sent(error), again=again)
                 else:
@@ -311,7 +301,7 @@ def _text(value: str | bytes) -> str:
 def _cut(timeout: Any, remaining: float) -> Any:
     """Return this timeout, cut to what is left of the call."""
     least = max(remaining, 0.001)
-    if isinstance(timeout, Timeout):
+    if isinstance(timeout, urllib3.Timeout):
         connect, read = timeout.connect_timeout, timeout.read_timeout
     else:
         connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
@@ -322,7 +312,7 @@ def _cut(timeout: Any, remaining: float) -> Any:
 def _read_whole(response: requests.Response) -> bytes:
     """Read the body inside the attempt, and put it back as it came. Return it decoded, for our own reading."""
     raw: Any = response.raw
-    if not isinstance(raw, BaseHTTPResponse):
+    if not isinstance(raw, urllib3.BaseHTTPResponse):
         # A recorder, such as vcrpy, has read it whole, and has decoded it.
         recorded: bytes = raw.read()
         response.raw = _rebuilt(raw, recorded)
@@ -336,9 +326,11 @@ def _read_whole(response: requests.Response) -> bytes:
     pieces = []
     try:
         if not framed and response.status_code not in _WITHOUT_BODY:
-            raise ProtocolError("The reply has neither Content-Length nor chunks. It may have been cut in its headers.")
+            raise urllib3.exceptions.ProtocolError(
+                "The reply has neither Content-Length nor chunks. It may have been cut in its headers."
+            )
         if not getattr(getattr(raw, "_original_response", None), "whole_head", True):
-            raise ProtocolError("The reply was cut in its headers.")
+            raise urllib3.exceptions.ProtocolError("The reply was cut in its headers.")
         while piece := raw.read1(_PIECE_BYTES, decode_content=False):
             pieces.append(piece)
             # A read timeout counts from piece to piece, so a slow body could outlast the deadline.
@@ -356,11 +348,11 @@ def _read_whole(response: requests.Response) -> bytes:
     return _rebuilt(raw, content).read(decode_content=True)
 
 
-def _rebuilt(raw: Any, content: bytes) -> HTTPResponse:
-    headers = HTTPHeaderDict(raw.headers.items())
+def _rebuilt(raw: Any, content: bytes) -> urllib3.HTTPResponse:
+    headers = urllib3.HTTPHeaderDict(raw.headers.items())
     # The chunks are gone.
     headers.discard("Transfer-Encoding")
-    return HTTPResponse(
+    return urllib3.HTTPResponse(
         body=io.BytesIO(content),
         headers=headers,
         status=raw.status,
@@ -380,17 +372,17 @@ def _may_have_been_sent(error: Exception) -> bool:
     if isinstance(error, (requests.exceptions.ConnectTimeout, *_PERMANENT)) or _is_unsendable(error):
         return False
     cause = error.args[0] if error.args else None
-    reason = cause.reason if isinstance(cause, MaxRetryError) else cause
-    if isinstance(reason, ProxyError):
+    reason = cause.reason if isinstance(cause, urllib3.exceptions.MaxRetryError) else cause
+    if isinstance(reason, urllib3.exceptions.ProxyError):
         # urllib3 raises it for a lost reply too.
         reason = reason.original_error
         if type(reason) is OSError and str(reason).startswith("Tunnel connection failed"):
             return False
-    if isinstance(reason, SSLError):
+    if isinstance(reason, urllib3.exceptions.SSLError):
         # Other errors of TLS may come in the middle of a reply.
         return not (reason.args and isinstance(reason.args[0], ssl.SSLCertVerificationError))
     # NameResolutionError is a NewConnectionError.
-    return not isinstance(reason, (NewConnectionError, ConnectTimeoutError))
+    return not isinstance(reason, (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError))
 
 
 def _is_unsendable(error: Exception) -> bool:

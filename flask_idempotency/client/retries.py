@@ -1,4 +1,4 @@
-"""How often and how long a transport tries again, and the budget that all its requests share."""
+"""How often and how long a transport tries again."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, Final
 
-__all__ = ["LONGEST_SECONDS", "Attempt", "Budget", "Retries", "Timing"]
+__all__ = ["LONGEST_SECONDS", "Attempt", "Retries", "Timing"]
 
 LONGEST_SECONDS: Final = 1e6
 """No call and no pause lasts longer: a socket takes no timeout above 24 days. The service has forgotten the key by then."""
@@ -101,30 +100,3 @@ class Retries:
         if growing and retry >= len(self.backoff):
             longest = max(longest, min(longest * 2.0 ** min(retry + 1 - len(self.backoff), 30), LONGEST_GROWN_SECONDS))
         return (retry_after or 0.0) + self.timing.uniform(0.0, min(longest, LONGEST_SECONDS))
-
-
-class Budget:
-    """Tokens for retries. It bounds what one client adds to the load of a service that fails."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._lock = Lock()
-        self._tokens = capacity
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that are left."""
-        return self._tokens
-
-    def take(self, cost: int) -> bool:
-        """Take this many tokens and return True, or take none and return False if fewer are left."""
-        with self._lock:
-            if self._tokens < cost:
-                return False
-            self._tokens -= cost
-            return True
-
-    def refund(self, cost: int) -> None:
-        """Return this many tokens. A budget never exceeds its capacity."""
-        with self._lock:
-            self._tokens = min(self._capacity, self._tokens + cost)

@@ -27,7 +27,7 @@ from kombu.utils.json import dumps, loads
 
 from flask_idempotency.activity import add_the_last
 from flask_idempotency.assembly import Services, engines_made
-from flask_idempotency.consumers import interrupts
+from flask_idempotency.consumers import interrupts, verdicts
 from flask_idempotency.consumers.celery_messages import (
     AnyTask,
     Argument,
@@ -39,15 +39,6 @@ from flask_idempotency.consumers.celery_messages import (
     visibility_timeout,
 )
 from flask_idempotency.consumers.inbox import Inbox, check_names, drain, drain_at_exit
-from flask_idempotency.consumers.verdicts import (
-    Dead,
-    Later,
-    MessageReused,
-    OutcomeUnknown,
-    Processed,
-    ResultNotKept,
-    TooManyAttempts,
-)
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.ending import commits_rows_here, work_here
 from flask_idempotency.engine.engine import Engine
@@ -215,26 +206,26 @@ class _Body:
                         inbox = inbox.lasting(float(limit))
                     verdict = inbox.process(message_id, work, payload=payload, tenant=tenant)
                 match verdict:
-                    case Processed(replayed=False):
+                    case verdicts.Processed(replayed=False):
                         if ended:
                             raise ended[0]
                         derive_link_ids(request)
                         return verdict.value
-                    case Processed():
+                    case verdicts.Processed():
                         return self._replay(task, verdict)
-                    case Later():
+                    case verdicts.Later():
                         send_again(task, verdict, sent, eager=_lock_held(task, verdict))
-                    case Dead("too-many-attempts"):
-                        raise TooManyAttempts(
+                    case verdicts.Dead("too-many-attempts"):
+                        raise verdicts.TooManyAttempts(
                             f"{self.name}: too many workers vanished at this message, so no further one runs it."
                         )
-                    case Dead("message-reused"):
-                        raise MessageReused(
+                    case verdicts.Dead("message-reused"):
+                        raise verdicts.MessageReused(
                             f"{self.name}: this key was used before, with other arguments. Send another key, or compare fewer "
                             "arguments: fingerprint=."
                         )
-                    case Dead(reason):
-                        raise OutcomeUnknown(
+                    case verdicts.Dead(reason):
+                        raise verdicts.OutcomeUnknown(
                             f"{self.name}: an earlier run of this message may have taken effect ({reason}). Find its key with "
                             f"`flask idempotency list --endpoint task:{self.name}`, resolve it, and send the message again "
                             "under its id."
@@ -246,14 +237,14 @@ class _Body:
             finally:
                 interrupts.forget_soft_limit()
 
-    def _replay(self, task: AnyTask, verdict: Processed) -> Any:
+    def _replay(self, task: AnyTask, verdict: verdicts.Processed) -> Any:
         """Return the stored value, so that the result, links, chains and chords go on as they would have."""
         if verdict.value == IGNORED:
             raise Ignore("an earlier run of this message ended with Ignore")
         if has_all_been_sent(task):
             raise Ignore("an earlier run of this message has stored its result")
         if not verdict.kept:
-            raise ResultNotKept(
+            raise verdicts.ResultNotKept(
                 f"{self.name}: this message was done, and its value was not kept: it is too large (max_result), nothing that "
                 "Celery's JSON carries, or erased. Let the task return None, or the id of what it made."
             )
@@ -344,7 +335,7 @@ def _application_context(task: AnyTask) -> AbstractContextManager[object]:
     return flask_app.app_context()
 
 
-def _lock_held(task: AnyTask, later: Later) -> str:
+def _lock_held(task: AnyTask, later: verdicts.Later) -> str:
     """Return what an eager task waits for in vain: on SQLite, the rows of the code that called it hold the only lock."""
     flask_app = _application_of(task.app) or (current_app if has_app_context() else None)
     if later.reason != "store-unavailable" or flask_app is None or "sqlalchemy" not in flask_app.extensions:

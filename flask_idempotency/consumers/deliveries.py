@@ -176,7 +176,8 @@ class HeldMessages:
         self._due: dict[Delivery, float | None] = {}
         """When each message is tried, by the monotonic clock. None: a thread has it, or it is not tried again."""
         self._ended: SimpleQueue[tuple[Delivery, Future[Step]]] = SimpleQueue()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What ends it, such as a fault of the configuration."""
         self.running: int = 0
         """How many handlers run or wait for a thread, also those of messages that were dropped."""
 
@@ -185,8 +186,8 @@ class HeldMessages:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._pool.shutdown()
-        if kind is None and self._error is not None:
-            raise self._error
+        if kind is None and self.error is not None:
+            raise self.error
 
     def __iter__(self) -> Iterator[Delivery]:
         """Return those that are held: to give them back, when no handler runs and none is started any more."""
@@ -195,12 +196,7 @@ class HeldMessages:
     @property
     def ending(self) -> bool:
         """Whether no handler is started any more."""
-        return self._error is not None or self._stop.is_set()
-
-    @property
-    def failed(self) -> bool:
-        """Whether an error ends it, such as a fault of the configuration."""
-        return self._error is not None
+        return self.error is not None or self._stop.is_set()
 
     def hold(self, delivery: Delivery, seconds: float = 0.0) -> None:
         """Keep this message, and try it after this time."""
@@ -213,7 +209,7 @@ class HeldMessages:
     def fail(self, delivery: Delivery, error: BaseException) -> None:
         """Keep this message to give it back, and end the consumer with the first of these errors."""
         self._due[delivery] = None
-        self._error = self._error or error
+        self.error = self.error or error
 
     def pause(self, longest: float) -> float:
         """Return the seconds until the next try, at most `longest`."""

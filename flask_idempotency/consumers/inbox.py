@@ -18,34 +18,13 @@ from weakref import WeakSet
 
 from flask_idempotency.consumers.services import ConsumerServices, services_of_current_app, standalone_services
 from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed, Verdict
-from flask_idempotency.engine import ending
+from flask_idempotency.engine import ending, errors, model
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import Running, decide, running, settle, vanished, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    KeyProviderUnavailable,
-    LeaseLost,
-    NotCommitted,
-    StoreDataLoss,
-    StoreUnavailable,
-)
 from flask_idempotency.engine.events import ReplayServed, StoreFailed
 from flask_idempotency.engine.fingerprint import fingerprint, raw_digest
 from flask_idempotency.engine.keys import LONGEST_NAME, MAX_CACHED, Scope, key_timestamp, message_key
-from flask_idempotency.engine.model import (
-    LATEST,
-    ClaimRequest,
-    Erased,
-    Expired,
-    InFlight,
-    Mismatched,
-    OverQuota,
-    StoredResponse,
-    Unknown,
-    Voided,
-)
 from flask_idempotency.engine.operations import MESSAGE, Operation
 from flask_idempotency.engine.outages import cause_of, outage_of
 from flask_idempotency.engine.policy import Decision
@@ -101,7 +80,7 @@ class Inbox:
         self.operation: str = f"inbox:{name}" if operation is None else operation
         where = f"inbox({name!r})" if operation is None else operation
         if not isinstance(given, str) or not name or len(self.operation) > LONGEST_NAME:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"inbox(…): the name of a consumer is a string of 1 to {LONGEST_NAME - len('inbox:')} characters."
             )
         self.policy: ConsumerPolicy = load_consumer_policy(policy, where=where)
@@ -129,7 +108,7 @@ class Inbox:
         services = standalone_services(config, session)
         inbox = cls(name, services=lambda: services, shield=shield, **policy)
         if session is None and inbox.policy.effects == "transactional":
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f'inbox({name!r}): effects="transactional" without a Flask application needs session=…, the scoped_session '
                 "that the work writes with."
             )
@@ -191,7 +170,11 @@ class Inbox:
                 if claim.steps is not None:
                     state.thread, state.strict = get_ident(), services.strict()
                 if claim.attempt - self._paused.get(claim.key.rid, 0) > self.policy.max_attempts:
-                    return self._refuse_attempt(claim)
+                    # Too many workers have vanished at this message.
+                    with suppress(errors.LeaseLost):
+                        claim.quarantine(TOO_MANY_ATTEMPTS)
+                        return Dead("too-many-attempts")
+                    return Later(CONFLICT_RETRY_SECONDS, "in-flight")
             token = running.set((state, ending.request_context()))
             try:
                 begun = True
@@ -218,7 +201,7 @@ class Inbox:
 
     def _claim_requests(
         self, services: ConsumerServices, message_id: str, payload: bytes | None, tenant: str | None, born: float | None
-    ) -> list[ClaimRequest]:
+    ) -> list[model.ClaimRequest]:
         settings = services.settings
         scope = Scope(settings.namespace, tenant, None, self.operation)
         # Without a payload, equal ids are equal messages. No digest of a payload begins with this letter.
@@ -259,17 +242,17 @@ class Inbox:
         try:
             decision = settle(state, decision, stored, reason="returned", rows=rows)
             written = claim.stored_within(self.policy.settle_wait)
-        except LeaseLost:
+        except errors.LeaseLost:
             return self._successor(engine, services, claim)
-        except NotCommitted as error:
+        except errors.NotCommitted as error:
             if claim.past_point:
                 return Dead("outcome-unknown")
             if error.retryable:
                 return Later(CONFLICT_RETRY_SECONDS, "transaction-conflict")
             raise
-        except KeyProviderUnavailable as error:
+        except errors.KeyProviderUnavailable as error:
             return _unavailable(error)
-        except StoreUnavailable:
+        except errors.StoreUnavailable:
             return Later(STORE_RETRY_SECONDS, "commit-unknown")
         if not written:
             self._note_unstored(engine, claim)
@@ -296,22 +279,22 @@ class Inbox:
             decision, reason = vanished(state), "worker-interrupted"
         conflict = decision is Decision.RELEASE and claim.is_retryable(error)
         try:
-            decision = settle(state, decision, StoredResponse(500, kept=False), reason=reason)
+            decision = settle(state, decision, model.StoredResponse(500, kept=False), reason=reason)
             if isinstance(error, Exception) and not claim.stored_within(self.policy.settle_wait):
                 self._note_unstored(engine, claim)
-        except LeaseLost:
-            return self._successor(engine, services, claim) if isinstance(error, LeaseLost) else None
-        except (NotCommitted, StoreUnavailable) as failure:
+        except errors.LeaseLost:
+            return self._successor(engine, services, claim) if isinstance(error, errors.LeaseLost) else None
+        except (errors.NotCommitted, errors.StoreUnavailable) as failure:
             _log.warning("%s was not committed (%s)", self.operation, cause_of(failure))
         paused = self._note_paused(claim)
         if state.is_refusal(error):
-            if isinstance(error, StoreUnavailable | NotCommitted):
+            if isinstance(error, errors.StoreUnavailable | errors.NotCommitted):
                 return paused or Later(STORE_RETRY_SECONDS, "store-unavailable")
             # A claim that was lost did not come here: this work took longer than max_runtime.
-            if isinstance(error, LeaseLost) and decision is Decision.RELEASE:
+            if isinstance(error, errors.LeaseLost) and decision is Decision.RELEASE:
                 return paused or Later(CONFLICT_RETRY_SECONDS, "released")
             return Dead("outcome-unknown")
-        if error is claim.refused_point and isinstance(error, StoreUnavailable):
+        if error is claim.refused_point and isinstance(error, errors.StoreUnavailable):
             return _unavailable(error)
         if conflict and decision is Decision.RELEASE:
             return Later(CONFLICT_RETRY_SECONDS, "transaction-conflict")
@@ -319,11 +302,11 @@ class Inbox:
 
     def _not_granted(self, services: ConsumerServices, error: BaseException, label: str) -> Verdict | None:
         """Return the verdict for a claim that failed, or None for an error that is no verdict."""
-        if isinstance(error, CorruptRecord):
+        if isinstance(error, errors.CorruptRecord):
             return Dead("record-corrupt")
-        if not isinstance(error, StoreUnavailable):
+        if not isinstance(error, errors.StoreUnavailable):
             return None
-        if not isinstance(error, StoreDataLoss):  # the engine has published that
+        if not isinstance(error, errors.StoreDataLoss):  # the engine has published that
             services.observers(StoreFailed(label, self.operation, error=cause_of(error), unprotected=False))
         services.outages.refused(self.operation, error)
         return _unavailable(error)
@@ -346,7 +329,7 @@ class Inbox:
         if claim is None:
             return False
         if process == os.getpid():  # in a forked child, no thread repeats it
-            with suppress(LeaseLost), self._shield():
+            with suppress(errors.LeaseLost), self._shield():
                 claim.stored_within(self.policy.settle_wait)
             if claim.repeating:
                 return True
@@ -368,25 +351,17 @@ class Inbox:
         self._paused[rid] = self._paused.get(rid, 0) + 1
         return Later(CONFLICT_RETRY_SECONDS, "paused")
 
-    def _refuse_attempt(self, claim: Claim) -> Verdict:
-        """Quarantine a message at which too many workers have vanished."""
-        try:
-            claim.quarantine(TOO_MANY_ATTEMPTS)
-        except LeaseLost:
-            return Later(CONFLICT_RETRY_SECONDS, "in-flight")
-        return Dead("too-many-attempts")
-
     def _successor(self, engine: Engine, services: ConsumerServices, claim: Claim) -> Verdict:
         """Return the verdict for work that lost its claim: that of the worker that has it, or had it."""
         try:
             outcome = engine.successor(claim)
-            if isinstance(outcome, Unknown) and engine.read(claim.key) is None:
+            if isinstance(outcome, model.Unknown) and engine.read(claim.key) is None:
                 # That worker failed, or an operator released the key: the next delivery may run.
                 return Later(CONFLICT_RETRY_SECONDS, "result-not-stored")
             return self._verdict(services, outcome, claim.label)
-        except StoreUnavailable as error:
+        except errors.StoreUnavailable as error:
             return _unavailable(error)
-        except CorruptRecord:
+        except errors.CorruptRecord:
             return Dead("record-corrupt")
 
     def _verdict(self, services: ConsumerServices, outcome: Outcome, label: str) -> Verdict:
@@ -398,31 +373,31 @@ class Inbox:
                     if response.kept:
                         return Processed(self._load(response.body), replayed=True)
                 return Processed(None, replayed=True, kept=False)
-            case Erased() | Expired():
+            case model.Erased() | model.Expired():
                 return Processed(None, replayed=True, kept=False)
-            case InFlight(left):
+            case model.InFlight(left):
                 after = min(max(left, SHORTEST_WAIT_SECONDS), IN_FLIGHT_CAP_SECONDS)
                 return Later(after, "in-flight", lease_left=max(left, 0.0))
-            case Mismatched():
+            case model.Mismatched():
                 return Dead("message-reused")
-            case Unknown(reason):
+            case model.Unknown(reason):
                 return Dead("too-many-attempts" if reason == TOO_MANY_ATTEMPTS else "outcome-unknown")
-            case Claim() | OverQuota() | Voided():
+            case Claim() | model.OverQuota() | model.Voided():
                 raise AssertionError(
                     "a message is in no quota, its key is never voided, and a claim is no outcome here"
                 )
 
-    def _stored(self, value: Any) -> StoredResponse:
+    def _stored(self, value: Any) -> model.StoredResponse:
         """Return what a record holds of this value. A value above `max_result` leaves a tombstone.
 
         Raises `TypeError`, `ValueError` or `RecursionError` for a value that is no JSON.
         """
         data = self._dump(value)
         if len(data) > self.policy.max_result:
-            return StoredResponse(200, kept=False)
-        return StoredResponse(200, body=data)
+            return model.StoredResponse(200, kept=False)
+        return model.StoredResponse(200, body=data)
 
-    def _stored_or_tombstone(self, value: Any) -> StoredResponse:
+    def _stored_or_tombstone(self, value: Any) -> model.StoredResponse:
         try:
             return self._stored(value)
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything
@@ -434,7 +409,7 @@ class Inbox:
                     self.operation,
                     type(error).__name__,
                 )
-            return StoredResponse(200, kept=False)
+            return model.StoredResponse(200, kept=False)
 
     def _run_unprotected(self, services: ConsumerServices, state: Running, work: Callable[[], Any]) -> Verdict:
         """Do the work without a claim: the extension is switched off. Rows of transactional work are ours to commit."""
@@ -544,11 +519,11 @@ def _check_arguments(message_id: Any, work: Any, payload: Any, tenant: Any, born
         return
     if isinstance(born, bool) or not isinstance(born, int | float):
         raise TypeError(f"born must be seconds since the epoch, not {type(born).__name__}: pass datetime.timestamp().")
-    if not math.isfinite(born) or not 0 <= born <= LATEST:
+    if not math.isfinite(born) or not 0 <= born <= model.LATEST:
         raise ValueError("born must be seconds since the epoch: divide milliseconds by 1000.")
 
 
-def _unavailable(error: StoreUnavailable) -> Later:
+def _unavailable(error: errors.StoreUnavailable) -> Later:
     """Return the verdict for a store that did not grant or show a claim."""
     reason = outage_of(error)
     return Later(LOSS_RETRY_SECONDS if reason == "memory-lost" else STORE_RETRY_SECONDS, reason)

@@ -101,7 +101,7 @@ def receive(
                         prolonged[delivery] = now
                         _show_after(visibility, client, queue_url, delivery)
             # After a fault, a supervisor starts this again: each receipt at once would count towards the dead-letter queue.
-            for delivery in () if held.failed else prolonged:
+            for delivery in () if held.error else prolonged:
                 _show_after(0, client, queue_url, delivery)
 
 

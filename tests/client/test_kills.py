@@ -196,4 +196,4 @@ def test_a_restart_of_ten_seconds_costs_no_call(kind: str) -> None:
     assert statuses == {201: CALLS}
     assert (len(paid), set(paid.values())) == (CALLS, {1})
     assert tried >= CALLS  # each met the closed port
-    assert (transport if kind == "httpx" else adapter)._rules.budget.tokens == 500
+    assert (transport if kind == "httpx" else adapter)._rules.tokens == 500

@@ -333,7 +333,7 @@ def test_no_call_is_given_up_while_a_service_restarts(clock: Clock) -> None:
             assert clock.now - 1000 <= 15
 
     assert service.reached == 400
-    assert transport._rules.budget.tokens == 500
+    assert transport._rules.tokens == 500
 
 
 def test_requests_that_may_have_arrived_stay_bounded_after_a_restart(clock: Clock) -> None:
