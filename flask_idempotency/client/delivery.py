@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from flask_idempotency.client import errors
 from flask_idempotency.client.intents import Intent, current_intent, in_thread, new_key, taken_intent
 from flask_idempotency.client.ledger import Begun, State
-from flask_idempotency.client.responses import UNDONE, Fields, Reading, Verdict, read
+from flask_idempotency.client.responses import UNDONE, Reading, Verdict, read
 from flask_idempotency.client.retries import LONGEST_SECONDS, LOST_REPLY_COST, RETRY_COST, Attempt, Retries
 
 __all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules", "may_be_answered", "raised_in", "seconds_left"]
@@ -225,12 +225,12 @@ class Delivery:
             self._end(errors.NotSent, reason, cause=error)
         return wait
 
-    def received(self, status: int, fields: Fields, body: bytes, response: Any, *, url: str = "") -> float | None:
+    def received(self, response: Any, body: bytes, *, url: str) -> float | None:
         """Return the seconds to wait before the next attempt, or None if the caller gets this response.
 
-        Raises the error that ends the call, with `response` in it.
+        `body` is decoded. Raises the error that ends the call, with `response` in it.
         """
-        reading = read(status, fields, body, url=url)
+        reading = read(response.status_code, response.headers, body, url=url)
         self._sent += 1
         self._last = reading
         wait: float | None = None
@@ -270,14 +270,7 @@ class Delivery:
 
     def _finish(self) -> None:
         if self._intent is not None and self._begun is not None:
-            reading = self._last
-            self._noted = self._intent.end(
-                self._begun,
-                self._state,
-                status=None if reading is None else reading.status,
-                attempts=self._sent,
-                replayed=reading is not None and reading.replayed,
-            )
+            self._noted = self._intent.end(self._begun, self._state, self._last, attempts=self._sent)
 
     def _confirm(self, error: BaseException | None) -> None:
         """Raise `OutcomeUnknown` in place of a `NotCarriedOut`, if another delivery of the same key began.

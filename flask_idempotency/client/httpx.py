@@ -261,7 +261,7 @@ def _ended(delivery: Delivery, request: httpx.Request, got: tuple[httpx.Response
     """Return the seconds to wait before the next attempt, or the response that the caller gets."""
     response, decoded = got
     try:
-        wait = delivery.received(response.status_code, response.headers, decoded, response, url=str(request.url))
+        wait = delivery.received(response, decoded, url=str(request.url))
     except ClientError:
         # httpx reads a response that it returns. This one goes with an exception.
         response.request = request

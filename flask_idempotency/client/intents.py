@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from flask_idempotency.client import errors
 from flask_idempotency.client.ledger import Begun, Entry, Ledger, State
-from flask_idempotency.client.responses import read
+from flask_idempotency.client.responses import Reading, read
 
 __all__ = ["Intent", "Intents", "current_intent", "new_key"]
 
@@ -271,11 +271,14 @@ class Intent:
             )
         return begun
 
-    def end(self, begun: Begun, state: State | None, *, status: int | None, attempts: int, replayed: bool) -> bool:
-        """Note how a delivery ended, and return whether that stands. A transport calls it once for each `begin`."""
+    def end(self, begun: Begun, state: State | None, last: Reading | None, *, attempts: int) -> bool:
+        """Note how a delivery ended, and return whether that stands. A transport calls it once for each `begin`.
+
+        `last` is the response of the last attempt, if there is one.
+        """
         self._sent_by_transport = True
-        self.status, self.replayed = status, replayed
-        return self._settle(begun.entry, state, status, attempts, certain=replayed)
+        self.status, self.replayed = (None, False) if last is None else (last.status, last.replayed)
+        return self._settle(begun.entry, state, self.status, attempts, certain=self.replayed)
 
     def leave(self, *, normally: bool) -> None:
         """Settle what was taken by hand. `with` calls it at the end of the block."""

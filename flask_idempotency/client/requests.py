@@ -139,17 +139,9 @@ class IdempotentAdapter(HTTPAdapter):
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("An IdempotentAdapter cannot be pickled: its budget belongs to one process. Mount it afresh.")
 
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: bool | str = True,
-        cert: Any = None,
-        proxies: Any = None,
-    ) -> requests.Response:
+    def send(self, request: requests.PreparedRequest, *how: Any, **named: Any) -> requests.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        return self._sent(request, stream, timeout, verify, cert, proxies)
+        return self._sent(request, *how, **named)
 
     def _sent(
         self, request: requests.PreparedRequest, *how: Any, aside: bool = False, **named: Any
@@ -194,8 +186,7 @@ class IdempotentAdapter(HTTPAdapter):
                     again = not isinstance(error, _PERMANENT) and not _is_unsendable(error)
                     wait = delivery.failed(error, sent=_may_have_been_sent(error), again=again)
                 else:
-                    url = request.url or ""
-                    received = delivery.received(response.status_code, response.headers, decoded, response, url=url)
+                    received = delivery.received(response, decoded, url=request.url or "")
                     if received is None:
                         return response
                     wait = received

@@ -36,7 +36,7 @@ from flask_idempotency.client import (
 )
 from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
-from flask_idempotency.client.responses import REPLAY_MARKS
+from flask_idempotency.client.responses import REPLAY_MARKS, read
 from tests.client.conftest import EACH, MakeCaller
 from tests.client.scripted import Caller, Clock, Drop, Line, ScriptedServer, problem, reply
 
@@ -323,7 +323,7 @@ def test_a_note_that_another_call_made_void_leaves_the_doubt(intents: Intents, l
     with intents("pay") as intent:
         first = intent.begin(None)
         intent.begin(None)
-        assert not intent.end(first, "refused", status=402, attempts=1, replayed=False)
+        assert not intent.end(first, "refused", read(402, {}, b""), attempts=1)
 
     assert intent.in_doubt
     assert [entry.name for entry in ledger.unsettled()] == ["pay"]
