@@ -147,7 +147,7 @@ class Ledger:
         self._now = now
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._place: Place | None = None
+        self._place: Place = ()
         """Which files are open. A child of a fork must find the same ledger, with files of its own beside it."""
         self._secret = secrets.token_bytes(SECRET_BYTES)
         """Replaced by that of the file when a ledger with a path is opened."""
@@ -302,13 +302,47 @@ class Ledger:
                 "ledger a path, or make it after the fork."
             )
         if self._connection is None:
-            self._place, self._connection, secret = _connect(self._path, self._place)
-            self._secret = secret or self._secret
+            self._connection = self._open()
         return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        """Open the file, and read its secret. Raise `LedgerError` if this ledger had another file at this path before."""
+        prepared = _prepare(self._path)
+        if self._place and self._place[0] != prepared[0]:
+            raise LedgerError(_REPLACED)
+        connection = sqlite3.connect(
+            self._path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            _use_write_ahead_log(connection)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+            if found == 0:
+                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                    raise LedgerError("The file is a database, and no ledger. Nothing was sent. Give another path.")
+                connection.execute(_CREATE)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+            elif found not in (FORMAT, WITH_VOIDED):
+                raise LedgerError(
+                    f"The ledger has format {found}, and this version reads up to {WITH_VOIDED}. Nothing was sent. Upgrade "
+                    "flask-idempotency in this program."
+                )
+            if self._path is not None:
+                self._secret = _secret_beside(self._path)
+            connection.execute("COMMIT")
+            opened = _examine(self._path)
+            if opened[:1] != prepared[:1]:
+                raise LedgerError(_REPLACED)
+        except BaseException:
+            connection.close()
+            raise
+        self._place = opened
+        return connection
 
     def _refuse_another_file(self) -> None:
         """Raise `LedgerError` unless the path is still the file that is open, and no other user can write to it."""
-        if self._path is not None and _examine(self._path) != self._place:
+        if _examine(self._path) != self._place:
             raise LedgerError(_REPLACED)
 
     def _after_fork(self) -> None:
@@ -340,12 +374,13 @@ _REPLACED: Final = (
 
 
 Place: TypeAlias = tuple[tuple[int, int] | None, ...]
-"""The device and number of a ledger's file, and of the two that SQLite keeps beside it while it is open. None: no such file."""
+"""The device and number of a ledger's file, and of the two that SQLite keeps beside it while it is open. None: no such file.
+Nothing at all for a ledger without a path."""
 
 
-def _examine(path: str) -> Place:
+def _examine(path: str | None) -> Place:
     """Return where the files of an open ledger are. Raise `LedgerError` if another user could change the keys in one."""
-    return tuple(_identity(path + ending) for ending in ("", "-wal", "-shm"))
+    return () if path is None else tuple(_identity(path + ending) for ending in ("", "-wal", "-shm"))
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -374,8 +409,10 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _prepare(path: str) -> Place:
+def _prepare(path: str | None) -> Place:
     """Create the file if there is none, and return where its files are. Raise `LedgerError` if another user could change it."""
+    if path is None:
+        return ()
     # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
     # of it would drop all locks that this process has on it (POSIX).
     try:
@@ -396,48 +433,6 @@ def _prepare(path: str) -> Place:
     # SQLite takes what another user put beside it for the newest pages of the file.
     _identity(path + "-journal")
     return _examine(path)
-
-
-def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqlite3.Connection, bytes | None]:
-    """Return which files were opened, the connection, and the secret beside the file.
-
-    Raise `LedgerError` if another file was `former` at this path.
-    """
-    place = secret = None
-    if path is not None:
-        place = _prepare(path)
-        if former is not None and place[0] != former[0]:
-            raise LedgerError(_REPLACED)
-    connection = sqlite3.connect(
-        path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
-    )
-    try:
-        _use_write_ahead_log(connection)
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("BEGIN IMMEDIATE")
-        (found,) = connection.execute("PRAGMA user_version").fetchone()
-        if found == 0:
-            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-                raise LedgerError("The file is a database, and no ledger. Nothing was sent. Give another path.")
-            connection.execute(_CREATE)
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-        elif found not in (FORMAT, WITH_VOIDED):
-            raise LedgerError(
-                f"The ledger has format {found}, and this version reads up to {WITH_VOIDED}. Nothing was sent. Upgrade "
-                "flask-idempotency in this program."
-            )
-        if path is not None:
-            secret = _secret_beside(path)
-        connection.execute("COMMIT")
-        if path is not None:
-            opened = place
-            place = _examine(path)
-            if opened is None or place[0] != opened[0]:
-                raise LedgerError(_REPLACED)
-    except BaseException:
-        connection.close()
-        raise
-    return place, connection, secret
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from functools import wraps
 from os import cpu_count
-from typing import Any, Final, ParamSpec, TypeVar, assert_never
+from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task, signals
@@ -38,7 +38,7 @@ from flask_idempotency.consumers.celery_messages import (
     send_again,
     visibility_timeout,
 )
-from flask_idempotency.consumers.inbox import Inbox, check_names, drain, drain_at_exit
+from flask_idempotency.consumers.inbox import Inbox, drain, drain_at_exit
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.ending import commits_rows_here, work_here
 from flask_idempotency.engine.engine import Engine
@@ -230,8 +230,6 @@ class _Body:
                             f"`flask idempotency list --endpoint task:{self.name}`, resolve it, and send the message again "
                             "under its id."
                         )
-                    case _:
-                        assert_never(verdict)
             except interrupts.NotStarted as signal:
                 raise signal.__cause__ or signal from None
             finally:
@@ -257,7 +255,6 @@ def _to_json(value: Any) -> bytes:
 
     Raises `TypeError`, `ValueError` or `RecursionError` for what it does not give back.
     """
-    check_names(value)
     data = str(dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)).encode()
     loads(data)  # raises for a mapping that looks like one of its own types
     return data

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Any, Final, Self, TypeAlias, assert_never
+from typing import Any, Final, Self, TypeAlias
 
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed
@@ -150,7 +150,6 @@ class Deliveries:
                 return after
             case Dead(reason):
                 return reason
-        assert_never(verdict)
 
 
 class HeldMessages:

@@ -73,7 +73,7 @@ class Inbox:
         """`services` finds the application when a message is processed. Default: Flask's current application.
 
         `unfinished`: exceptions by which work says that the message has to run again. No policy makes a failure of them.
-        `dump` and `load` write and read a value. Default: JSON. `dump` raises as `to_json` does, `load` raises `ValueError`.
+        `dump` and `load` write and read a value. Default: JSON. `dump` raises as `json.dumps` does, `load` raises `ValueError`.
         """
         given: Any = name
         self.name = name
@@ -87,7 +87,7 @@ class Inbox:
         self._services = services or services_of_current_app
         self._shield = shield
         self._unfinished = unfinished
-        self._dump = dump or to_json
+        self._dump = dump or _to_json
         self._load = load
         self._warned = False
         self._unstored: dict[bytes, tuple[int, Claim]] = {}
@@ -392,6 +392,7 @@ class Inbox:
 
         Raises `TypeError`, `ValueError` or `RecursionError` for a value that is no JSON.
         """
+        _check_names(value)
         data = self._dump(value)
         if len(data) > self.policy.max_result:
             return model.StoredResponse(200, kept=False)
@@ -455,23 +456,21 @@ def drain() -> None:
             _log.error("%d records could not be written before the process ended: their leases expire", left)
 
 
-def to_json(value: Any) -> bytes:
+def _to_json(value: Any) -> bytes:
     """Return the canonical JSON of this value. Raises `TypeError`, `ValueError` or `RecursionError` for any other value."""
-    check_names(value)
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
-    return text.encode("ascii")
+    return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
-def check_names(value: Any) -> None:
+def _check_names(value: Any) -> None:
     """Raise `TypeError` for a mapping with a name that is no string: JSON would turn it into one."""
     if isinstance(value, dict):
         for name, member in value.items():
             if not isinstance(name, str):
                 raise TypeError(f"JSON names members by strings, not by {type(name).__name__}")
-            check_names(member)
+            _check_names(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            check_names(member)
+            _check_names(member)
 
 
 def _call(work: Callable[[], Any]) -> Any:

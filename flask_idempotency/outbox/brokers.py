@@ -108,8 +108,7 @@ class Tasks:
         arguments = message.json()
         if not isinstance(arguments, dict | list):
             raise Undeliverable("a task takes a JSON object or a JSON array")
-        keywords = arguments if isinstance(arguments, dict) else {}
-        positional = arguments if isinstance(arguments, list) else []
+        positional, keywords = ([], arguments) if isinstance(arguments, dict) else (arguments, {})
         headers = {name: value for name, value in message.headers.items() if name != "content-type"}
         options = {"headers": headers, **self._options} if headers else self._options
         self._app.send_task(message.topic, positional, keywords, task_id=message.message_id, **options)
@@ -226,7 +225,6 @@ class Kafka:
     def _produced(self, messages: Sequence[Message]) -> list[Exception | None]:
         """Send with confluent-kafka."""
         results: list[Exception | None] = [SendFailed("Kafka did not confirm it in time") for _ in messages]
-
         fatal: list[bool] = []
 
         def report(number: int, error: Any, _: object) -> None:
@@ -248,33 +246,28 @@ class Kafka:
         if any(fatal) and self._config is not None:
             # An idempotent producer that has lost its place sends nothing more.
             self._producer = None
-        return list(results)
+        return results
 
     def _sent(self, messages: Sequence[Message]) -> list[Exception | None]:
         """Send with kafka-python."""
-        results: list[Exception | None] = []
-        futures: list[Any] = []
+        results: list[Exception | None] = [None for _ in messages]
+        futures: dict[int, Any] = {}
         began = time.monotonic()
-        for message in messages:
-            if futures and time.monotonic() - began >= BEGIN_SECONDS:
+        for number, message in enumerate(messages):
+            if number and time.monotonic() - began >= BEGIN_SECONDS:
                 # Without metadata, each one blocks for `max_block_ms`.
-                futures.append(NotTried())
+                results[number] = NotTried()
                 continue
             try:
-                futures.append(self._producer.send(message.topic, value=message.body, **_kafka_fields(message)))
+                futures[number] = self._producer.send(message.topic, value=message.body, **_kafka_fields(message))
             except Exception as error:  # noqa: BLE001 - one that is too large fails here
-                futures.append(error)
-        for future in futures:
+                results[number] = _kafka_error(type(error).__name__)
+        for number, future in futures.items():
             try:
-                if isinstance(future, Exception):
-                    raise future
                 # One limit for all of them: kafka-python takes 0 for none.
                 future.get(timeout=max(0.001, began + KAFKA_SECONDS - time.monotonic()))
-                results.append(None)
-            except NotTried as error:
-                results.append(error)
             except Exception as error:  # noqa: BLE001 - KafkaError, and what the producer adds
-                results.append(_kafka_error(type(error).__name__))
+                results[number] = _kafka_error(type(error).__name__)
         return results
 
 
