@@ -176,8 +176,7 @@ def problem_code(status: int, fields: Fields, body: bytes) -> str | None:
     content_type = (fields.get("Content-Type") or "").partition(";")[0].strip().lower()
     if content_type == "text/html":
         # The page that a form gets, if its sender prefers HTML. It has the header fields of the document.
-        page = _link(fields, "describedby")
-        return _ours(status, None if page is None else _named_by(page))
+        return _ours(status, _named_by(_link(fields, "describedby")))
     if not (content_type == "application/json" or content_type.endswith("+json")) or len(body) > _LARGEST_PROBLEM_BYTES:
         return None
     if status < 400 and b"not-kept" not in body and b"not_kept" not in body:
@@ -206,8 +205,8 @@ def _code_in(document: dict[str, Any], fields: Fields) -> str | None:
         return _spelled(written, error.get("doc_url"), STRIPE)
     if "error_code" in document:
         return _spelled(document["error_code"], _link(fields, "describedby"), PLAYBOOK)
-    code = document.get("code")
-    return code if isinstance(code, str) and _ends_in(document.get("type"), code) else None
+    code = _named_by(document.get("type"))
+    return code if document.get("code") == code else None
 
 
 def _spelled(written: Any, page: Any, dialect: Mapping[str, str]) -> str | None:
@@ -216,15 +215,11 @@ def _spelled(written: Any, page: Any, dialect: Mapping[str, str]) -> str | None:
     if written in dialect:
         return dialect[written]
     code = written.replace("_", "-")
-    return code if _ends_in(page, code) else None
+    return code if _named_by(page) == code else None
 
 
-def _ends_in(page: Any, code: str) -> bool:
-    return isinstance(page, str) and _named_by(page) == code
-
-
-def _named_by(page: str) -> str:
-    return re.split(r"[/:#]", page)[-1]
+def _named_by(page: Any) -> str | None:
+    return re.split(r"[/:#]", page)[-1] if isinstance(page, str) else None
 
 
 def _retry_after(fields: Fields) -> float | None:

@@ -1,6 +1,6 @@
 """What the adapters of brokers share: try one delivery of a message until it is done, or set it aside.
 
-An adapter fetches messages and gives them to `HeldMessages`, which tries each in a thread until it is done or set aside. The
+An adapter fetches messages and gives them to its `Deliveries`, which try each in a thread until it is done or set aside. The
 adapter acknowledges what is done. It is left with a message that no worker may do, if the application has no `dead` function.
 """
 
@@ -76,9 +76,14 @@ def application_context() -> Callable[[], AbstractContextManager[object]]:
     return nullcontext
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Deliveries:
-    """Tries deliveries in any thread: in the Flask application of the thread that made this object, if there was one."""
+    """The messages that one consumer has. A thread tries each of them, and tries it again when its pause is over.
+
+    Only the consumer's own thread calls these methods, apart from `attempt`. The handlers run in the Flask application of the
+    thread that made this object, if there was one. An error that stops the consumer is raised at the end of the `with` block,
+    which first waits for the handlers that run.
+    """
 
     inbox: Inbox
     handler: Handler
@@ -87,15 +92,27 @@ class Deliveries:
     retries: int = RETRIES
     tenant: Callable[[Any], str | None] | None = None
     born: Callable[[Any], float | None] | None = None
-    context: Callable[[], AbstractContextManager[object]] = field(default_factory=application_context)
+    stop: Event | None = None
+    threads: int = 1
+    wake: Callable[[], object] | None = None
+    """Called in the thread of a handler when that has ended."""
+    error: BaseException | None = field(default=None, init=False)
+    """What ends the consumer, such as a fault of the configuration."""
+    running: int = field(default=0, init=False)
+    """How many handlers run or wait for a thread, also those of messages that were dropped."""
 
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise ConfigurationError(f"retries={self.retries}: must be 0 or more.")
+        self._context = application_context()
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="idempotency-consumer")
+        self._due: dict[Delivery, float | None] = {}
+        """When each message is tried, by the monotonic clock. None: a thread has it, or it is not tried again."""
+        self._ended: SimpleQueue[tuple[Delivery, Future[Step]]] = SimpleQueue()
 
     def attempt(self, delivery: Delivery) -> Step:
         """Try this delivery once. Raises `ConfigurationError`, and every error that ends the process."""
-        with self.context():
+        with self._context():
             step = self._process(delivery) if delivery.dead is None else delivery.dead
             if not isinstance(step, str):
                 return step
@@ -151,35 +168,6 @@ class Deliveries:
             case Dead(reason):
                 return reason
 
-
-class HeldMessages:
-    """The messages that one consumer has. A thread tries each of them, and tries it again when its pause is over.
-
-    Only the consumer's own thread calls these methods. An error that stops the consumer is raised at the end of the `with`
-    block, which first waits for the handlers that run.
-    """
-
-    def __init__(
-        self,
-        deliveries: Deliveries,
-        stop: Event | None = None,
-        *,
-        threads: int = 1,
-        wake: Callable[[], object] | None = None,
-    ) -> None:
-        """`wake` is called in the thread of a handler when that has ended."""
-        self._deliveries = deliveries
-        self._stop = stop or Event()
-        self._wake = wake
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="idempotency-consumer")
-        self._due: dict[Delivery, float | None] = {}
-        """When each message is tried, by the monotonic clock. None: a thread has it, or it is not tried again."""
-        self._ended: SimpleQueue[tuple[Delivery, Future[Step]]] = SimpleQueue()
-        self.error: BaseException | None = None
-        """What ends it, such as a fault of the configuration."""
-        self.running: int = 0
-        """How many handlers run or wait for a thread, also those of messages that were dropped."""
-
     def __enter__(self) -> Self:
         return self
 
@@ -195,7 +183,7 @@ class HeldMessages:
     @property
     def ending(self) -> bool:
         """Whether no handler is started any more."""
-        return self.error is not None or self._stop.is_set()
+        return self.error is not None or (self.stop is not None and self.stop.is_set())
 
     def hold(self, delivery: Delivery, seconds: float = 0.0) -> None:
         """Keep this message, and try it after this time."""
@@ -225,7 +213,7 @@ class HeldMessages:
             if due is not None and due <= now and not self.ending:
                 self._due[delivery] = None
                 self.running += 1
-                self._pool.submit(self._deliveries.attempt, delivery).add_done_callback(partial(self._put, delivery))
+                self._pool.submit(self.attempt, delivery).add_done_callback(partial(self._put, delivery))
         seconds = self.pause(longest)
         with suppress(Empty):
             while True:
@@ -244,10 +232,10 @@ class HeldMessages:
 
     def _put(self, delivery: Delivery, future: Future[Step]) -> None:
         self._ended.put((delivery, future))
-        if self._wake is not None:
+        if self.wake is not None:
             # If the connection is lost, the broker delivers the message again.
             with suppress(Exception):
-                self._wake()
+                self.wake()
 
 
 def text_of(value: object) -> str | None:

@@ -17,16 +17,7 @@ from functools import partial
 from threading import Event
 from typing import Any, Final, TypeAlias
 
-from flask_idempotency.consumers.deliveries import (
-    HEADER,
-    RETRIES,
-    Deliveries,
-    Delivery,
-    Handler,
-    HeldMessages,
-    SetAside,
-    text_of,
-)
+from flask_idempotency.consumers.deliveries import HEADER, RETRIES, Deliveries, Delivery, Handler, SetAside, text_of
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import BrokerId, encode
@@ -87,8 +78,9 @@ def consume(
     if threads < 1:
         raise ConfigurationError("threads must be 1 or more.")
     client = _client(consumer)
-    deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    with HeldMessages(deliveries, stop, threads=threads) as held:
+    with Deliveries(
+        inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born, stop=stop, threads=threads
+    ) as held:
         _Consumer(client, held).run([topics] if isinstance(topics, str) else list(topics))
 
 
@@ -97,7 +89,7 @@ class _Consumer:
     """One call of `consume`, in the thread that polls."""
 
     client: _Client
-    held: HeldMessages
+    held: Deliveries
     work: dict[Partition, Delivery] = field(default_factory=dict)
     """The message that each partition is at. The partition is paused until that is done."""
     assigned: set[Partition] = field(default_factory=set)

@@ -13,20 +13,10 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from threading import Event
 from typing import Any, Final
 
-from flask_idempotency.consumers.deliveries import (
-    HEADER,
-    RETRIES,
-    Deliveries,
-    Delivery,
-    Handler,
-    HeldMessages,
-    SetAside,
-    text_of,
-)
+from flask_idempotency.consumers.deliveries import HEADER, RETRIES, Deliveries, Delivery, Handler, SetAside, text_of
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.verdicts import MessageStopped
 from flask_idempotency.engine.errors import ConfigurationError
@@ -104,10 +94,11 @@ def consume(
     """
     if prefetch < 1 or threads < 1:
         raise ConfigurationError("prefetch and threads must be 1 or more.")
-    deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    if dead is None and dead_letters is None:
-        dead_letters = _sees_dead_letters(inbox, queue, nullcontext(channel.connection))
     connection = channel.connection
+    held = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born, stop=stop, threads=threads)
+    held.wake = lambda: connection.add_callback_threadsafe(settle)
+    if dead is None and dead_letters is None:
+        dead_letters = _sees_dead_letters(inbox, queue, nullcontext(connection))
     channel.basic_qos(prefetch_count=prefetch)
 
     # All of these run in the thread of the connection.
@@ -135,8 +126,7 @@ def consume(
         else:
             _log.warning("the broker or another thread has cancelled a consumer, so it ends")
 
-    wake = partial(connection.add_callback_threadsafe, settle)
-    with HeldMessages(deliveries, stop, threads=threads, wake=wake) as held:
+    with held:
         tag = channel.basic_consume(queue, received)
         look()
         channel.start_consuming()
@@ -171,7 +161,7 @@ def on_message(
 
     def received(message: Any) -> None:
         # Now: this function may be made where there is no application yet.
-        deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
+        held = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
         queue = _queue_of(message)
         if queue not in seen:
             # Of each queue: one consumer may have several, and not all of them a dead-letter exchange.
@@ -182,7 +172,7 @@ def on_message(
         payload = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
         delivery = Delivery(message, message_id, payload)
         interval, beat = _heartbeat(message)
-        with HeldMessages(deliveries) as held:
+        with held:
             held.hold(delivery)
             while not held.ending:
                 for _, aside in held.settled(interval):

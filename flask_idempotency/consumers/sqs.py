@@ -12,16 +12,7 @@ from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Any, Final
 
-from flask_idempotency.consumers.deliveries import (
-    HEADER,
-    RETRIES,
-    Deliveries,
-    Delivery,
-    Handler,
-    HeldMessages,
-    SetAside,
-    text_of,
-)
+from flask_idempotency.consumers.deliveries import HEADER, RETRIES, Deliveries, Delivery, Handler, SetAside, text_of
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import BrokerId
@@ -71,8 +62,7 @@ def receive(
     """
     if not 1 <= messages <= MOST_MESSAGES or visibility < 1:
         raise ConfigurationError(f"messages must be from 1 to {MOST_MESSAGES}, and visibility 1 second or more.")
-    deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    with HeldMessages(deliveries, stop) as held:
+    with Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born, stop=stop) as held:
         while not held.ending:
             found = client.receive_message(
                 QueueUrl=queue_url,
