@@ -45,11 +45,12 @@ from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.profiles import lost_names
 from flask_idempotency.settings.security import is_same, secret_weaknesses
 from flask_idempotency.settings.transport import exposure
+from flask_idempotency.web.body_copies import TemporaryBody
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import due_tasks, unknown_operations
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, TemporaryBody
+from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept
 from flask_idempotency.web.responses import LostFields, keeping
 from flask_idempotency.web.unreached import unprotected
 

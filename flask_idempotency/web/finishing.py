@@ -41,9 +41,8 @@ from flask_idempotency.web.acting import leave_out
 from flask_idempotency.web.callbacks import Callbacks, load_quota
 from flask_idempotency.web.kept_requests import KeptRequest, Try
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.request_body import read_body
 from flask_idempotency.web.request_state import FINISHING
-from flask_idempotency.web.requests import CSRF_FIELD, fingerprints
+from flask_idempotency.web.requests import CSRF_FIELD, fingerprints, read_body
 
 REPEATED_SECONDS: Final = 5.0
 """How long a try waits for a store that does not take its response: the process may end after it."""

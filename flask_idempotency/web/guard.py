@@ -51,7 +51,7 @@ from flask_idempotency.web.problems import (
     step_problem,
 )
 from flask_idempotency.web.replies import Replies, command_for
-from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, BodyTooLarge, TruncatedBody, forget_body
+from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, BodyTooLarge, TruncatedBody
 from flask_idempotency.web.request_state import Phase, RequestState, context
 from flask_idempotency.web.requests import RequestReader, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
@@ -301,6 +301,8 @@ class Guard:
 
     def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
         """Refuse a request whose body no temporary file takes, and free what it takes of the disk."""
+        from flask_idempotency.web.body_copies import forget_body  # a copy has failed
+
         forget_body(context.get().request)
         if self.activity is not None:
             self.activity.count(state.operation, STORE_FAILED)

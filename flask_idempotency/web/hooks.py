@@ -296,12 +296,13 @@ class Hooks:
             committed = self._guard.commit_unclaimed(state, response)
         if state.shadow is not None and state.context == id(context.get(None)):
             self.observer.end(state, state.shadow, response, committed=committed)
-        if state.client_key and self._janitor is not None:
-            self._janitor.look()
-        if state.claim is not None and self._identity is not None:
+        if state.client_key and (janitor := self._janitor) is not None and janitor.monotonic() >= janitor.due:
+            janitor.look()
+        if state.claim is not None and (identity := self._identity) is not None:
             if self._callbacks.principal is None and is_of_httpauth(state.principal):
-                self._identity.note_httpauth()
-            self._identity.look()
+                identity.note_httpauth()
+            if identity.monotonic() >= identity.due:
+                identity.look()
 
     def teardown(self, state: RequestState, error: BaseException | None) -> None:
         """End a claim that is still open. Runs twice for some streams, and for every popped copy of the context."""

@@ -116,19 +116,18 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self._lock = Lock()
-        self._due = -inf
+        self.due: float = -inf
+        """When it looks next, by `monotonic`."""
 
     def look(self) -> None:
-        """Look if it is time. Call this when a keyed request ends; it is nearly always quick, and never raises."""
+        """Look if it is `due`. Call this when a keyed request ends. It never raises."""
         now = self.monotonic()
-        if now < self._due:
-            return
         with self._lock:
-            if now < self._due:
+            if now < self.due:
                 return  # another thread does it
-            self._due = now + AGAIN_SECONDS
+            self.due = now + AGAIN_SECONDS
         try:
-            self._due = now + self._look(now)
+            self.due = now + self._look(now)
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
             _log.debug("It is unknown whether %s (%s).", self.question, cause_of(error))
 
@@ -189,7 +188,7 @@ class IdentityMonitor(Monitor):
     def note_httpauth(self) -> None:
         """Note that Flask-HTTPAuth named a caller: the next look records it."""
         if not self._httpauth:
-            self._httpauth, self._due = True, -inf
+            self._httpauth, self.due = True, -inf
 
     def _look(self, now: float) -> float:
         httpauth = self._httpauth

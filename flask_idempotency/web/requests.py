@@ -1,33 +1,21 @@
-"""Read the keys that a request carries, compute its fingerprints, and name the records that it claims.
-
-Forms are parsed as Werkzeug parses them, without a change to the request. Files are hashed as they pass, never kept.
-"""
+"""Read a request: the keys that it carries, its body and its fingerprints, and the names of the records that it claims."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any, Final, cast
-from urllib.parse import unquote_to_bytes
+from typing import Final
 
 from flask import Flask, Request
-from werkzeug.datastructures import FileStorage, Headers
-from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.formparser import FormDataParser, MultiPartParser
-from werkzeug.http import parse_list_header, parse_options_header
+from werkzeug.http import parse_list_header
 
 from flask_idempotency.codec import canonical
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.fingerprint import (
     MAX_CANONICAL_BYTES,
-    FilePart,
-    content_digest,
     fingerprint,
-    form_digest,
-    multipart_digest,
     path_fingerprint,
     raw_digest,
     unread_digest,
@@ -35,181 +23,86 @@ from flask_idempotency.engine.fingerprint import (
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
 from flask_idempotency.engine.model import ClaimRequest
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, former_names, load_tenant, with_former
 from flask_idempotency.web.principals import AnonymousCaller, Credentials, bounded
-from flask_idempotency.web.request_body import FORM_TYPES, Body, BodyConsumed, chunks, read_body
+from flask_idempotency.web.request_body import (
+    BODY,
+    CHUNK_BYTES,
+    FORM_TYPES,
+    MEMORY_BYTES,
+    Body,
+    BodyTooLarge,
+    chunks,
+    position_of,
+)
 from flask_idempotency.web.request_state import RequestState
 
 CSRF_FIELD: Final = "csrf_token"
 """Flask-WTF's name for it, unless WTF_CSRF_FIELD_NAME says otherwise."""
 
-_CHARSETS = frozenset({"", "ascii", "us-ascii", "utf-8", "iso-8859-1"})
-"""The charsets that Werkzeug decodes a part with. It treats every other as UTF-8."""
 
-# A string without a closing quote extends to the end, so that each part of a header is scanned once.
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', re.DOTALL)
-_PARAMETER = re.compile(r";\s*([^\s=;]+)\s*=")
-_EXTENDED = re.compile(r"\*\s*=(?!\s*utf-8')", re.IGNORECASE)
+def read_body(request: Request, *, most: int | None = None) -> Body:
+    """Read the whole body, once per `Request` however often you call this. A nested dispatch reads its own.
 
+    Afterwards the view finds it in `request.stream` and `wsgi.input` as if it were unread. A body whose announced length is
+    over the application's limit is not read: the view may raise the limit, or respond 413.
 
-@valueclass(frozen=True, slots=True)
-class Form:
-    """The parts of a form, in order. `files` is None for a form that cannot carry any."""
+    If it raises, the body is as it was before, and its stream fails again where it failed.
 
-    fields: Sequence[tuple[str, str]]
-    files: Sequence[FilePart] | None
-    exact: bool = True
-    """False if a form of other bytes could look the same: then compare the bytes."""
-
-    def digest(
-        self, *, csrf_field: str = CSRF_FIELD, key_field: str | None = None, ignore: Sequence[str] = ()
-    ) -> bytes:
-        """Digest the form without the CSRF token and the key's field, which a page renders differently each time.
-
-        `ignore` are JSON Pointers, as in JSON documents: `/sent_at` leaves out all values of the field `sent_at`. A form has
-        no deeper members, so a longer pointer names none.
-
-        Flask-WTF also finds the token under `<prefix>-<csrf_field>`. Those are left out only if the name contains "csrf": if
-        it is `token`, a `card-token` matters. A file under one of these names counts, because it is no token. The key
-        itself selects the record, so its field is not needed.
-        """
-        prefix = r"[\w.-]+-" if "csrf" in csrf_field.lower() else "(?!)"
-        prefixed = re.compile(prefix + re.escape(csrf_field))
-        left_out = {csrf_field, key_field}
-        for pointer in ignore:
-            if "/" not in pointer[1:]:
-                left_out.add(pointer[1:].replace("~1", "/").replace("~0", "~"))
-        fields = [(name, value) for name, value in self.fields if name not in left_out and not prefixed.fullmatch(name)]
-        return form_digest(fields) if self.files is None else multipart_digest(fields, self.files)
-
-    def values(self, name: str) -> list[str]:
-        """Return all values of this field."""
-        return [value for field, value in self.fields if field == name]
-
-
-def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
-    """Parse the form in this stream, and restore its position. None if it is broken or over the application's limits.
-
-    No other limits apply: this must find a key in every form that the view can read, or the view runs unprotected.
+    Raises `BodyTooLarge` for more than `most` bytes, without reading if the length was announced. Raises `TruncatedBody`,
+    `BodyConsumed`, `BodyNotKept`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit.
     """
-    position = stream.tell()
-    stream.seek(0)
-    try:
-        if not _may_have_files(request):
-            data = stream.read()
-            _, fields, _ = FormDataParser(silent=False).parse(io.BytesIO(data), request.mimetype, None)
-            return _named(list(fields.items(multi=True)), None, exact=_is_utf8(data))
-        parser = _Parts(
-            stream_factory=lambda *_, **__: cast(IO[bytes], _Hashing()),
-            max_form_memory_size=request.max_form_memory_size,
-            max_form_parts=request.max_form_parts,
-        )
-        boundary = request.mimetype_params.get("boundary", "").encode("ascii")
-        if not boundary:
-            return None
-        fields, files = parser.parse(stream, boundary, request.content_length)
-    except (ValueError, RequestEntityTooLarge):
-        return None
-    finally:
-        stream.seek(position)
-    parts = [_part(name, file, cast(_Hashing, file.stream).digest()) for name, file in files.items(multi=True)]
-    return _named(list(fields.items(multi=True)), parts, exact=not parser.doubtful)
+    body: Body | None = request.__dict__.get(BODY)
+    if body is not None:
+        return body
+    if most is not None and (request.content_length or 0) > most:
+        raise BodyTooLarge
+    read_before = "form" in request.__dict__ or getattr(request, "_cached_data", None) is not None
+    body = None if read_before or BODY in request.environ else _read_announced(request)
+    if body is None:
+        from flask_idempotency.web.body_copies import copy_body  # for a body that is not plain
+
+        body = copy_body(request, most)
+    if most is not None and (body.length or 0) > most:
+        raise BodyTooLarge
+    request.__dict__[BODY] = request.environ[BODY] = body
+    return body
 
 
-def parsed_form(request: Request) -> Form | None:
-    """Return the form that an earlier hook parsed, equal to the result of `parse_form`. None if it is broken.
+def _read_announced(request: Request) -> Body | None:
+    """Do what `copy_body` does for the usual request: a short body of announced length that no hook has touched.
 
-    Restores the position of its files. Raises `BodyConsumed` if one can no longer be read. The bytes of the form are gone,
-    also for the view, so forms that look the same here do so in the view. Only a file still shows the view its header.
+    None for any other, which is then as it was before, and fails again where it failed.
     """
-    if any(_is_doubtful(file.headers) for file in request.files.values()):
+    environ = request.environ
+    announced, source = environ.get("CONTENT_LENGTH", ""), environ["wsgi.input"]
+    if not (announced.isdecimal() and announced.isascii() and len(announced) <= 5):
         return None
+    length = int(announced)
+    if not 0 < length <= MEMORY_BYTES or "stream" in request.__dict__ or "HTTP_TRANSFER_ENCODING" in environ:
+        return None
+    limit = request.max_content_length
+    if position_of(source) != 0 or (limit is not None and length > limit):
+        return None
+    data = more = b""
+    met: Exception | None = None
     try:
-        parts = [
-            _part(name, file, content_digest(chunks(file.stream))) for name, file in request.files.items(multi=True)
-        ]
-    except (AttributeError, OSError, ValueError) as error:
-        raise BodyConsumed from error
-    return _named(list(request.form.items(multi=True)), parts if _may_have_files(request) else None)
+        data = source.read(length)
+        while len(data) < length and (piece := source.read(length - len(data))):
+            data += piece
+        # Werkzeug reads a terminated stream to its end, whatever Content-Length says. A middleware that unzips has more.
+        if "wsgi.input_terminated" in environ:
+            more = source.read(CHUNK_BYTES)
+    except Exception as error:  # noqa: BLE001 - the stream raises it again
+        met = error
+    if met is not None or more or len(data) < length:
+        from flask_idempotency.web.body_copies import Resumed  # for what is no plain body after all
 
-
-def _named(fields: list[tuple[str, str]], files: list[FilePart] | None, *, exact: bool = True) -> Form | None:
-    # Werkzeug passes on a part without a name, under None.
-    names: Iterable[str | None] = (*(name for name, _ in fields), *(part.name for part in files or ()))
-    return None if None in names else Form(fields, files, exact)
-
-
-class _Parts(MultiPartParser):
-    """Notices parts that another reader of the same bytes may understand differently."""
-
-    doubtful = False
-
-    def get_part_charset(self, headers: Headers) -> str:
-        self.doubtful = self.doubtful or _is_doubtful(headers)
-        return super().get_part_charset(headers)
-
-    def start_file_streaming(self, event: Any, total_content_length: int | None) -> IO[bytes]:
-        self.doubtful = self.doubtful or _is_doubtful(event.headers)
-        return super().start_file_streaming(event, total_content_length)
-
-    def parse(self, stream: IO[bytes], boundary: bytes, content_length: int | None) -> Any:
-        fields, files = super().parse(stream, boundary, content_length)
-        texts = [text for pair in fields.items(multi=True) for text in pair]
-        texts += [text for name, file in files.items(multi=True) for text in (name, file.filename or "")]
-        # Werkzeug replaces bytes that it cannot decode by this, so different bytes look the same.
-        self.doubtful = self.doubtful or any("\ufffd" in (text or "") for text in texts)
-        return fields, files
-
-
-def _is_doubtful(headers: Headers) -> bool:
-    """Whether the header of a part has more than one meaning: an unknown charset or encoding, or a name given twice."""
-    if any(len(headers.getlist(name)) > 1 for name in ("Content-Disposition", "Content-Type")):
-        return True
-    disposition = _QUOTED.sub('""', headers.get("Content-Disposition", ""))
-    names = [name.lower().rstrip("*") for name in _PARAMETER.findall(disposition)]
-    charset = parse_options_header(headers.get("Content-Type"))[1].get("charset", "").lower()
-    encoding = headers.get("Content-Transfer-Encoding", "binary").lower()
-    return (
-        len(names) != len(set(names))
-        or _EXTENDED.search(disposition) is not None
-        or charset not in _CHARSETS
-        or encoding not in ("7bit", "8bit", "binary")
-    )
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        unquote_to_bytes(data).decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-class _Hashing:
-    """Replaces the file that a part is written to, and hashes the part."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        return len(data)
-
-    def seek(self, position: int) -> int:
-        return position
-
-    def digest(self) -> bytes:
-        return self._digest.digest()
-
-
-def _part(name: str, file: FileStorage, content: bytes) -> FilePart:
-    return FilePart(name, file.filename or "", file.content_type or "", content)
-
-
-def _may_have_files(request: Request) -> bool:
-    return request.mimetype == "multipart/form-data"
+        environ["wsgi.input"] = Resumed(io.BytesIO(data + more), source, error=met)
+        return None
+    environ["wsgi.input"] = spool = io.BytesIO(data)
+    return Body(length, spool, data=data)
 
 
 def client_keys(request: Request, policy: Policy) -> list[str]:
@@ -220,6 +113,8 @@ def client_keys(request: Request, policy: Policy) -> list[str]:
     joined by a comma. Reads and parses the body only if the policy names a form field and this is a form.
     """
     if policy.form_field is not None and request.mimetype in FORM_TYPES:
+        from flask_idempotency.web.forms import form_in  # for the requests that are forms
+
         form = form_in(request, read_body(request, most=policy.max_request_body))
         values = form.values(policy.form_field) if form is not None else []
         if values:
@@ -328,31 +223,20 @@ def fingerprints(
 
 
 def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) -> bytes:
-    if body.stream is None:
-        form = form_in(request, body)
-        return unread_digest() if form is None else _form_digest(form, policy, csrf_field)
-    pieces = chunks(body.stream) if body.data is None else (body.data,)
     # Only multipart is parsed piece by piece; any other body would be in memory as a whole.
-    small = (body.length or 0) <= MAX_CANONICAL_BYTES
-    if policy.fingerprint == "canonical" and (small or request.mimetype == "multipart/form-data"):
-        if request.is_json:
-            return canonical.fastest_json_digest()(b"".join(pieces), ignore=policy.ignore_fields)
-        if request.mimetype in FORM_TYPES and (form := form_in(request, body)) is not None and form.exact:
-            return _form_digest(form, policy, csrf_field)
-    return raw_digest(pieces)
+    small = (body.length or 0) <= MAX_CANONICAL_BYTES or request.mimetype == "multipart/form-data"
+    if body.stream is not None and policy.fingerprint == "canonical" and small and request.is_json:
+        data = b"".join(chunks(body.stream)) if body.data is None else body.data
+        return canonical.fastest_json_digest()(data, ignore=policy.ignore_fields)
+    if body.stream is None or (policy.fingerprint == "canonical" and small and request.mimetype in FORM_TYPES):
+        from flask_idempotency.web.forms import form_in  # for the requests that are forms
 
-
-def _form_digest(form: Form, policy: Policy, csrf_field: str) -> bytes:
-    return form.digest(csrf_field=csrf_field, key_field=policy.form_field, ignore=policy.ignore_fields)
-
-
-def form_in(request: Request, body: Body) -> Form | None:
-    """Return the form in this body, or None if it has none that the view can read."""
-    if body.stream is not None:
-        return parse_form(request, body.stream)
-    form = parsed_form(request) if body.parsed else None
-    # A broken form that a hook has parsed looks empty, and its bytes are gone.
-    return form if form is not None and (form.fields or form.files or not body.length) else None
+        form = form_in(request, body)
+        if form is not None and (form.exact or body.stream is None):
+            return form.digest(csrf_field=csrf_field, key_field=policy.form_field, ignore=policy.ignore_fields)
+        if body.stream is None:
+            return unread_digest()
+    return raw_digest(chunks(body.stream) if body.data is None else (body.data,))
 
 
 @dataclass(eq=False, repr=False)

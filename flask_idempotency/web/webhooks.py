@@ -20,9 +20,10 @@ from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.values import fits
 from flask_idempotency.settings import load_override
+from flask_idempotency.web.forms import form_in
 from flask_idempotency.web.policies import annotate
-from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, chunks, read_body
-from flask_idempotency.web.requests import form_in
+from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, chunks
+from flask_idempotency.web.requests import read_body
 
 PRINCIPAL: Final = "webhook:"
 """The prefix of a provider's principal."""

@@ -27,8 +27,8 @@ from flask_idempotency.settings.profiles import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web import observing
+from flask_idempotency.web.body_copies import TemporaryBody
 from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer
-from flask_idempotency.web.request_body import TemporaryBody
 from flask_idempotency.web.request_state import RequestState
 from tests.apps import LONG, FaultyMemory, World, new_world
 from tests.web import observed as observed_module
@@ -706,7 +706,7 @@ class FullDisk(TemporaryBody):
 @pytest.mark.parametrize("how", ("data", "pieces", "lines"))
 def test_a_full_disk_costs_no_byte_of_a_body(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     observed, bare = shop(max_request_body=None), plain()
-    monkeypatch.setattr("flask_idempotency.web.request_body.TemporaryBody", FullDisk)
+    monkeypatch.setattr("flask_idempotency.web.body_copies.TemporaryBody", FullDisk)
     answers = []
     for guise in (bare, observed):
         reading(guise, how)

@@ -23,17 +23,16 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web import request_body
+from flask_idempotency.web import requests
 from flask_idempotency.web.request_body import (
     MEMORY_BYTES,
     BodyConsumed,
     CountingStream,
     TruncatedBody,
     chunks,
-    read_body,
     watch_body,
 )
-from flask_idempotency.web.requests import fingerprints
+from flask_idempotency.web.requests import fingerprints, read_body
 from tests.web.sending import (
     DELIVERIES,
     Delivery,
@@ -445,7 +444,7 @@ import resource, sys
 from flask import Flask, Request
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.request_body import read_body
+from flask_idempotency.web.requests import read_body
 from flask_idempotency.web.requests import fingerprints
 from tests.web.sending import multipart
 
@@ -596,5 +595,5 @@ def test_the_short_way_reads_what_the_long_way_reads(
 
     short = read()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_body, "_read_announced", lambda request: None)
+        patch.setattr(requests, "_read_announced", lambda request: None)
         assert short == read()

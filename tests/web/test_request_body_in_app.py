@@ -189,12 +189,12 @@ def read_only(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("flask_idempotency.web.request_body.TemporaryFile", refuse)
+    monkeypatch.setattr("flask_idempotency.web.body_copies.TemporaryFile", refuse)
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path, room: int = 150_000) -> None:
     made = type("Full", (Full,), {"room": room})
-    monkeypatch.setattr("flask_idempotency.web.request_body.TemporaryFile", lambda **_: made(path / "full", "w+b"))
+    monkeypatch.setattr("flask_idempotency.web.body_copies.TemporaryFile", lambda **_: made(path / "full", "w+b"))
 
 
 def full_at_the_end(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:

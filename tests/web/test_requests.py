@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from flask_idempotency.engine.fingerprint import MAX_CANONICAL_BYTES
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web import requests
-from flask_idempotency.web.request_body import BodyConsumed, read_body
-from flask_idempotency.web.requests import client_keys, fingerprints
+from flask_idempotency.web import forms
+from flask_idempotency.web.request_body import BodyConsumed
+from flask_idempotency.web.requests import client_keys, fingerprints, read_body
 from tests.web.sending import DELIVERIES, Delivery, by_length, chunked, environ_of, multipart, request_of
 
 FORM = "application/x-www-form-urlencoded"
@@ -530,7 +530,7 @@ def test_unusual_headers_of_parts_are_compared_by_meaning() -> None:
 def test_header_of_a_part_is_looked_at_once() -> None:
     """One match covers a string, whether or not it ends: else a header of n quotes would be searched n times."""
     for end in ["", "\\", '"', 'a"']:
-        matches = list(requests._QUOTED.finditer('"' + '\\"' * 1000 + end))
+        matches = list(forms._QUOTED.finditer('"' + '\\"' * 1000 + end))
 
         assert [(0, 2001 + len(end))] == [match.span() for match in matches], end
 
