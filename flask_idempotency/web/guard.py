@@ -1,4 +1,4 @@
-"""Claim the key of a request before its view runs, and end the claim when the work has ended.
+"""Claim the key of a request before its view runs; judge how the work ended, and end the claim.
 
 The hooks call four methods, in this order: `begin`, `capture`, `finish`, and `abandon` if the request ended otherwise.
 """
@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, final
 
 from flask import Flask, Request
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.activity import Activity
@@ -24,19 +25,18 @@ from flask_idempotency.codec import canonical
 from flask_idempotency.engine import errors
 from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED, without_key
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.ending import ELSEWHERE, settle, with_rows
+from flask_idempotency.engine.ending import NOT_REACHED, decide, settle, stopped_short, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.model import IN_DOUBT, InFlight, OverQuota, StoredResponse, Unknown
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, LogLimit, OutageLog, cause_of
-from flask_idempotency.engine.policy import Decision
+from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, load_quota, load_tenant
 from flask_idempotency.web.judging import (
     QUARANTINES_SECONDS,
     UNCAPTURED,
     Judgement,
-    judge_response,
     judge_stream,
     judge_unanswered,
     log_quarantine,
@@ -55,6 +55,7 @@ from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, BodyTo
 from flask_idempotency.web.request_state import Phase, RequestState, context
 from flask_idempotency.web.requests import RequestReader, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
+from flask_idempotency.web.rows import Rows
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.keys import Identity
@@ -99,6 +100,7 @@ class Guard:
         self.identities: tuple[Identity, ...] = identities(self.settings)
         self.reader: RequestReader = RequestReader(self.app, self.identities, self.settings, self.callbacks)
         self.replies: Replies = Replies(self.app, self.settings, self.callbacks)
+        self.rows: Rows = Rows(self.app, self.settings, self.engine, self.replies)
         self.abandoned_streams: AbandonedStreams = deque()
         self._outages = OutageLog()
         self._quarantines = LogLimit(QUARANTINES_SECONDS)
@@ -208,7 +210,7 @@ class Guard:
             return self._refuse(state, Problem("missing-key"))
         if state.policy.effects == "transactional":
             try:
-                self._join_unclaimed(state)
+                self.rows.join(state)
             except errors.InheritedConnection as error:
                 return self._refuse(state, failure(error))
         return None
@@ -330,30 +332,6 @@ class Guard:
 
     # -- after the view
 
-    def flushed(self, state: RequestState, response: Response) -> Response:
-        """Send the rows of a transactional view to the database. What that raises counts as raised by the view.
-
-        So the application's error handlers answer for a row that the database refuses, as they do where the view commits.
-        Return their response, or the view's.
-        """
-        transactions = self.engine.transactions
-        if (
-            transactions is None
-            or state.phase not in (Phase.CLAIMED, Phase.UNKEYED, Phase.UNPROTECTED)
-            or not with_rows(state, status=response.status_code, error=state.error)
-        ):
-            return response
-        try:
-            transactions.flush(to_several=self._lets_pass(state))
-        except Exception as error:  # noqa: BLE001 - it is raised again unless a handler of the application takes it
-            response.close()
-            return self.app.make_response(self.app.handle_user_exception(error))
-        return response
-
-    def _lets_pass(self, state: RequestState) -> bool:
-        """Return whether a fault of this view's work is not refused: its requests are not enforced."""
-        return not self.settings.enabled or state.policy.mode != "enforce"
-
     def capture(
         self,
         state: RequestState,
@@ -403,7 +381,7 @@ class Guard:
             _log.error("%s was answered without after_request functions, so it was not committed", state.operation)
             state.decision = Decision.RELEASE
             self._settle_quietly(state, judgement)
-            self._replace_rolled_back(state, response, None, has_written=True)
+            self.rows.replace_rolled_back(state, response, None, has_written=True)
             return
         if judgement is None:
             released = state.phase is Phase.STREAMING and state.decision is Decision.RELEASE
@@ -419,14 +397,14 @@ class Guard:
         except errors.LeaseLost:
             self._replace_lost(state, response, claim)
         except (errors.NotCommitted, errors.StoreUnavailable) as error:
-            self._replace_uncommitted(state, response, error)
+            self.rows.replace_uncommitted(state, response, error)
         else:
             if ended is Decision.QUARANTINE and state.unstated:
                 log_quarantine(state, judgement.reason, self._quarantines)
             if transactional and judgement.decision is not Decision.KEEP:
-                self._replace_rolled_back(state, response, judgement.error, has_written=has_written)
+                self.rows.replace_rolled_back(state, response, judgement.error, has_written=has_written)
             if judgement.held:
-                self._replace_response(state, response, refusal(Unknown(judgement.held)))
+                self.replies.replace(state, response, refusal(Unknown(judgement.held)))
             elif state.escaped_refusal is not None and steps is not None:
                 self._replace_refusal(state, response, state.escaped_refusal, in_doubt=steps.in_doubt)
             if claim.paused:
@@ -446,11 +424,11 @@ class Guard:
         """Replace the response to an error of a step if the request has not ended as that response says."""
         if in_doubt and not isinstance(error, errors.StepInDoubt):
             # Another step of it had begun: no retry goes on.
-            self._replace_response(state, response, refusal(Unknown(IN_DOUBT)))
+            self.replies.replace(state, response, refusal(Unknown(IN_DOUBT)))
         elif isinstance(error, errors.LeaseLost):
             # Its release went through, so it was not lost: the request took longer than max_runtime.
             paused = Problem("request-paused", retry_after=CONFLICT_RETRY_SECONDS)
-            self._replace_response(state, response, paused)
+            self.replies.replace(state, response, paused)
 
     def abandon(self, state: RequestState, error: BaseException | None) -> None:
         """End the claim of a request without a response of its view: an error propagated, or a later hook failed."""
@@ -504,10 +482,6 @@ class Guard:
 
     # -- responses that must not be sent
 
-    def _replace_response(self, state: RequestState, response: Response, problem: Problem) -> None:
-        problem = self.replies.with_status_url(state, problem)
-        overlay(response, self.replies.build(problem, state.policy), policy=state.policy, lost=state.capture)
-
     def _replace_lost(self, state: RequestState, response: Response, claim: Claim) -> None:
         """Replace the response of a claim that was lost: it may contradict what other clients get from now on."""
         try:
@@ -516,82 +490,46 @@ class Guard:
             successor = self._reply(state, failure(error))
         overlay(response, successor, policy=state.policy, lost=state.capture)
 
-    def _replace_uncommitted(
-        self,
-        state: RequestState,
-        response: Response,
-        error: errors.NotCommitted | errors.StoreUnavailable,
-        *,
-        problem: Problem | None = None,
-    ) -> None:
-        """Replace the response of work that was not committed, or may not have been: it would be a false promise."""
-        # Not the original's text: it quotes what was to be written, the response among it.
-        outcome = (
-            "its rows were rolled back" if isinstance(error, errors.NotCommitted) else "is not known to be committed"
-        )
-        _log.error("%s was answered, but %s: %s", state.operation, outcome, error)
-        if problem is None:
-            unknown = isinstance(error, errors.NotCommitted) and state.past_point
-            problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
-        self._replace_response(state, response, problem)
 
-    def _replace_rolled_back(
-        self, state: RequestState, response: Response, error: BaseException | None, *, has_written: bool
-    ) -> None:
-        """Replace a success whose rows were rolled back. The response to an error may be sent, and may say more."""
-        if state.decision is Decision.RELEASE and state.claim is not None and state.claim.is_retryable(error):
-            conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
-            self._replace_response(state, response, conflict)
-        elif response.status_code < 400 and response.status_code not in ELSEWHERE:
-            unknown = state.decision is Decision.QUARANTINE or state.past_point
-            if not unknown and not has_written:
-                return  # a form that is shown again, say: it promises no rows
-            if not unknown:
-                _log.error(
-                    "%s answered %d and its policy released the key, so the rows of the view were rolled back and "
-                    "the client got 500 not-committed. Give such a response a status of 400 or above, or write nothing.",
-                    state.operation,
-                    response.status_code,
-                )
-            problem = refusal(Unknown(reason="not-kept")) if unknown else Problem("not-committed")
-            self._replace_response(state, response, problem)
-
-    # -- the rows of transactional views that run without a claim
-
-    def _join_unclaimed(self, state: RequestState) -> None:
-        if self.engine.transactions is not None:
-            # Work without a claim may commit by itself.
-            state.unclaimed = self.engine.transactions.join(
-                (), b"", operation=state.operation, on_early_commit=lambda: None
-            )
-
-    def commit_unclaimed(self, state: RequestState, response: Response) -> bool:
-        """Commit the rows of a transactional view that ran without a claim. Return False if that failed."""
-        state.phase = Phase.DONE
-        try:
-            if state.unclaimed is None:
-                self._join_unclaimed(state)
-            if state.unclaimed is None:
-                return True
-            if with_rows(state, status=max(state.status, response.status_code), error=state.error):
-                state.unclaimed.commit(to_several=self._lets_pass(state))
-            else:
-                state.unclaimed.roll_back()
-        except (errors.NotCommitted, errors.StoreUnavailable) as error:
-            sent = state.unclaimed is not None and not isinstance(error, errors.NotCommitted)
-            self._replace_uncommitted(state, response, error, problem=Problem("commit-unknown") if sent else None)
-            return False
-        finally:
-            if state.unclaimed is not None:
-                state.unclaimed.leave()
-        return True
-
-    def log_unsaved(self, state: RequestState) -> None:
-        """Log it if the view wrote something after its rows were committed, such as in a stream: that is lost."""
-        transactions = self.engine.transactions
-        if transactions is not None and transactions.unsaved():
-            _log.error(
-                "%s has written with the session after its rows were committed with its answer: that is lost. What a "
-                "stream or a late callback writes must be written before, or committed by itself",
-                state.operation,
-            )
+def judge_response(state: RequestState, response: Response, lost_fields: LostFields) -> Judgement | None:
+    """Judge a request whose hooks have all run. None: its stream goes on, and is judged when it ends."""
+    captured, claim = state.capture, state.claim
+    if claim is None or captured is None:
+        return UNCAPTURED if state.transactional else None
+    # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
+    status = max(captured.head.status, response.status_code)
+    # An error that was only reported, and got a response below 500 or a 503, was dealt with: that status was chosen.
+    chosen = status < 500 or status in RELEASED_BY_DEFAULT
+    failed = state.error if state.escaped or not chosen or state.end is StreamEnd.ERROR else None
+    # A status that a hook put over a final response does not say what the view has done.
+    overruled = status != captured.head.status not in RELEASED_BY_DEFAULT
+    decision = decide(state, response=response, status=status, error=failed, overruled=overruled)
+    too_large = failed is None and captured.head.status == status == RequestEntityTooLarge.code
+    if too_large and state.body is not None and state.body.unread:
+        # The body was not read, so a retry cannot be recognised as one: it shall get 413 again, not `key-reused`.
+        decision = Decision.RELEASE
+    if state.escaped_refusal is not None:
+        decision = Decision.RELEASE  # the response is ours, and keeps nothing
+    steps, held = claim.steps, ""
+    if steps is not None:
+        if state.finishing is not None and stopped_short(state, decision):
+            decision, state.finishing.reason = Decision.RELEASE, NOT_REACHED
+        held = steps.hold() if decision is Decision.KEEP else steps.poisoned
+    if captured.lost and decision is Decision.KEEP and not held:
+        lost_fields.note(state.operation, captured, state.policy)
+    state.decision = decision
+    if state.tee is not None and state.end is None:
+        tee = state.tee()
+        if tee is not None and not claim.transactional and not held:
+            state.phase = Phase.STREAMING
+            return None
+        if tee is not None:
+            # The rows are committed before the first byte leaves. The body is not known then.
+            tee.mute()
+        state.end = StreamEnd.CLOSED
+    stored = captured.result if state.tee is None else state.result
+    # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
+    if stored is None or status >= (400 if claim.transactional else 500) > stored.status:
+        stored = replace(captured.tombstone, status=status)
+    rows = claim.transactional and with_rows(state, status=status, error=failed)
+    return Judgement(decision, stored, f"status-{status}", rows, failed, held)

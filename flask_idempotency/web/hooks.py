@@ -245,7 +245,7 @@ class Hooks:
             return response
         state.captured = True
         if state.policy.effects == "transactional":
-            response = self._guard.flushed(state, response)
+            response = self._guard.rows.flush(state, response)
         self._guard.capture(state, response)
         if state.shadow is not None:
             self.observer.look(state, state.shadow, response)
@@ -293,7 +293,7 @@ class Hooks:
         if state.policy.effects == "transactional" and (
             state.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (state.phase is Phase.NEW and state.reached)
         ):
-            committed = self._guard.commit_unclaimed(state, response)
+            committed = self._guard.rows.commit_unclaimed(state, response)
         if state.shadow is not None and state.context == id(context.get(None)):
             self.observer.end(state, state.shadow, response, committed=committed)
         if state.client_key and (janitor := self._janitor) is not None and janitor.monotonic() >= janitor.due:
@@ -309,7 +309,7 @@ class Hooks:
         if state.phase is Phase.CLAIMED and state.context == id(context.get(None)):
             self._guard.abandon(state, error)
         elif state.phase is Phase.DONE and state.policy.effects == "transactional":
-            self._guard.log_unsaved(state)
+            self._guard.rows.log_unsaved(state)
         if state.shadow is not None and state.context == id(context.get(None)):
             self.observer.drop(state, state.shadow, error)
         if state.unclaimed is not None and state.context == id(context.get(None)):

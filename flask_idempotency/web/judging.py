@@ -1,6 +1,7 @@
-"""Judge how a request ended: what becomes of its key, and what is stored for its retries.
+"""Judge a request that ended otherwise than with a whole response: what becomes of its key, and what is stored for its retries.
 
-Each function takes a request that has a claim, and ends nothing: `engine.ending.settle` does that, as it was judged.
+Each function takes a request that has a claim, and ends nothing: `engine.ending.settle` does that, as it was judged. The guard
+judges whole responses itself.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ import sys
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.wrappers import Response
-
-from flask_idempotency.engine.ending import NOT_REACHED, decide, stopped_short, vanished, with_rows
+from flask_idempotency.engine.ending import decide, vanished
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.outages import LogLimit
-from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
+from flask_idempotency.engine.policy import Decision
 from flask_idempotency.web.request_state import Phase, RequestState
-from flask_idempotency.web.responses import LostFields, StreamEnd
+from flask_idempotency.web.responses import StreamEnd
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -45,50 +43,6 @@ class Judgement(NamedTuple):
 
 UNCAPTURED: Final = Judgement(Decision.RELEASE, NO_RESPONSE, "uncaptured")
 """The application left out its after_request functions, and with them ours: its response is not known."""
-
-
-def judge_response(state: RequestState, response: Response, lost_fields: LostFields) -> Judgement | None:
-    """Judge a request whose hooks have all run. None: its stream goes on, and is judged when it ends."""
-    captured, claim = state.capture, state.claim
-    if claim is None or captured is None:
-        return UNCAPTURED if state.transactional else None
-    # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
-    status = max(captured.head.status, response.status_code)
-    # An error that was only reported, and got a response below 500 or a 503, was dealt with: that status was chosen.
-    chosen = status < 500 or status in RELEASED_BY_DEFAULT
-    failed = state.error if state.escaped or not chosen or state.end is StreamEnd.ERROR else None
-    # A status that a hook put over a final response does not say what the view has done.
-    overruled = status != captured.head.status not in RELEASED_BY_DEFAULT
-    decision = decide(state, response=response, status=status, error=failed, overruled=overruled)
-    too_large = failed is None and captured.head.status == status == RequestEntityTooLarge.code
-    if too_large and state.body is not None and state.body.unread:
-        # The body was not read, so a retry cannot be recognised as one: it shall get 413 again, not `key-reused`.
-        decision = Decision.RELEASE
-    if state.escaped_refusal is not None:
-        decision = Decision.RELEASE  # the response is ours, and keeps nothing
-    steps, held = claim.steps, ""
-    if steps is not None:
-        if state.finishing is not None and stopped_short(state, decision):
-            decision, state.finishing.reason = Decision.RELEASE, NOT_REACHED
-        held = steps.hold() if decision is Decision.KEEP else steps.poisoned
-    if captured.lost and decision is Decision.KEEP and not held:
-        lost_fields.note(state.operation, captured, state.policy)
-    state.decision = decision
-    if state.tee is not None and state.end is None:
-        tee = state.tee()
-        if tee is not None and not claim.transactional and not held:
-            state.phase = Phase.STREAMING
-            return None
-        if tee is not None:
-            # The rows are committed before the first byte leaves. The body is not known then.
-            tee.mute()
-        state.end = StreamEnd.CLOSED
-    stored = captured.result if state.tee is None else state.result
-    # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
-    if stored is None or status >= (400 if claim.transactional else 500) > stored.status:
-        stored = replace(captured.tombstone, status=status)
-    rows = claim.transactional and with_rows(state, status=status, error=failed)
-    return Judgement(decision, stored, f"status-{status}", rows, failed, held)
 
 
 def judge_stream(state: RequestState, end: StreamEnd) -> Judgement | None:
@@ -131,27 +85,25 @@ def log_quarantine(state: RequestState, reason: str, limit: LogLimit) -> None:
     more = limit.take(state.operation)
     if more is None:
         return
+    if not state.past_point:
+        remedy = (
+            'A retry runs by itself under effects="transactional" (rows committed with the record), "deduplicated" (a unique '
+            'marker row or a downstream key) and "marked" (before its point of no return). on_error="release" runs it again '
+            f'under effects="{state.policy.effects}" too, and may do the work twice.'
+        )
+    elif state.transactional:
+        remedy = "The view committed by itself. Leave the commit to the library, and the retry runs."
+    else:
+        remedy = (
+            'A retry runs by itself under effects="deduplicated", without current_claim.point_of_no_return(), if the effect '
+            "carries current_claim.downstream_key(…) or a unique marker row."
+        )
     _log.warning(
         "%s failed (%s) %s. The key is quarantined: retries get 409 outcome-unknown until a resolver or an operator "
         "settles it. %s%s",
         state.operation,
         reason,
         "past its point of no return" if state.past_point else "and does not say how far it came",
-        _remedy(state),
+        remedy,
         f" {more} more keys of this endpoint since the last such line." if more else "",
-    )
-
-
-def _remedy(state: RequestState) -> str:
-    if not state.past_point:
-        return (
-            'A retry runs by itself under effects="transactional" (rows committed with the record), "deduplicated" (a unique '
-            'marker row or a downstream key) and "marked" (before its point of no return). on_error="release" runs it again '
-            f'under effects="{state.policy.effects}" too, and may do the work twice.'
-        )
-    if state.transactional:
-        return "The view committed by itself. Leave the commit to the library, and the retry runs."
-    return (
-        'A retry runs by itself under effects="deduplicated", without current_claim.point_of_no_return(), if the effect '
-        "carries current_claim.downstream_key(…) or a unique marker row."
     )

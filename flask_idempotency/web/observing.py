@@ -42,8 +42,8 @@ from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.engine.waiting import Waiters
-from flask_idempotency.web.guard import STATUS, Guard
-from flask_idempotency.web.judging import NO_RESPONSE, Judgement, judge_response, judge_stream, judge_unanswered
+from flask_idempotency.web.guard import STATUS, Guard, judge_response
+from flask_idempotency.web.judging import NO_RESPONSE, Judgement, judge_stream, judge_unanswered
 from flask_idempotency.web.principals import AnonymousCaller, UnknownCaller
 from flask_idempotency.web.request_body import BodyTooLarge, TruncatedBody
 from flask_idempotency.web.request_state import Phase, RequestState, session_here

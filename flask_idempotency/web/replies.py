@@ -22,7 +22,7 @@ from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.problems import PAGES_PATH, POLICY_PATH, Problem, render
 from flask_idempotency.web.request_state import RequestState, context
-from flask_idempotency.web.responses import replay
+from flask_idempotency.web.responses import overlay, replay
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -84,6 +84,11 @@ class Replies:
             return problem
         url = status_url(self.status_views, self.app, self.callbacks, (state.tenant, state.principal))
         return replace(problem, status_url=url)
+
+    def replace(self, state: RequestState, response: Response, problem: Problem) -> None:
+        """Replace a response that must not be sent, in place, by this problem."""
+        other = self.build(self.with_status_url(state, problem), state.policy)
+        overlay(response, other, policy=state.policy, lost=state.capture)
 
 
 def command_for(engine: Engine, settings: Settings, policy: Policy, requests: Sequence[ClaimRequest]) -> str:
