@@ -34,7 +34,6 @@ from flask_idempotency.engine.keys import Identity, StorageKey, new_token, pause
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State, Unknown
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.steps import Steps
 from flask_idempotency.maintenance.finish import GAVE_UP, Tried
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.acting import leave_out
@@ -120,7 +119,9 @@ class Finisher:
         attempt = Try(kept, self.app.ensure_sync(act_for.function), claim, oldest)
         try:
             steps = claim.steps
-            if steps is None or not self._is_fit(claim, steps):
+            # Whether each record of this claim is still that of the request that stopped, and a try is left.
+            unfit = steps is None or claim.has_new_record or steps.has_gap
+            if steps is None or unfit or not steps.has_effects or steps.tries >= MOST_TRIES:
                 # Another had a key since. One that is free now may have completed and expired: the view would run again. Its
                 # new record must not get the steps of the others, so nothing is written here.
                 claim.release_unstarted()
@@ -136,12 +137,6 @@ class Finisher:
                 with suppress(LeaseLost):
                     claim.release("not-finished")
         return self._ended(attempt, reason, number)
-
-    @staticmethod
-    def _is_fit(claim: Claim, steps: Steps) -> bool:
-        """Return whether each record of this claim is still that of the request that stopped, and a try is left."""
-        unfit = claim.has_new_record or steps.has_gap
-        return not unfit and steps.has_effects and steps.tries < MOST_TRIES
 
     def _opened(self, found: SeenRecord, journal: Journal) -> KeptRequest:
         """Return the kept request that names the most records: a later attempt may have had more than the first one.
@@ -221,8 +216,12 @@ class Finisher:
             return lambda data: None
 
         try:
-            if not self._leads_to(about.operation, environ):
-                return "other-endpoint"
+            found = None
+            with app.app_context(), suppress(Exception):  # such as for a host that is not trusted any more
+                adapter = app.create_url_adapter(app.request_class(environ))
+                found = None if adapter is None else adapter.match()[0]
+            if found != about.operation:
+                return "other-endpoint"  # the router finds a view of another policy, which must not run
             # The application's own, and not the middleware around it: that has seen the request already.
             response = type(app).wsgi_app(app, environ, start)
             try:
@@ -233,13 +232,6 @@ class Finisher:
         except Exception as error:  # noqa: BLE001 - an application may raise anything, and so it does to a server
             return attempt.reason or type(error).__name__
         return attempt.reason or f"status-{status}"
-
-    def _leads_to(self, endpoint: str, environ: dict[str, Any]) -> bool:
-        """Return whether the router still finds this endpoint: a view of another policy must not run."""
-        with self.app.app_context(), suppress(Exception):  # such as for a host that is not trusted any more
-            adapter = self.app.create_url_adapter(self.app.request_class(environ))
-            return adapter is not None and adapter.match()[0] == endpoint
-        return False
 
     def _ended(self, attempt: Try, reason: str, number: int) -> Tried:
         claim = attempt.claim

@@ -143,16 +143,6 @@ class Hooks:
             each = "".join(f"\n  - {printable(fault)}" for fault in faults)
             _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:" + each)
 
-    def _report_unreached(self) -> None:
-        """Log the annotations that protect nothing: no endpoint leads to their functions."""
-        try:
-            found = list(unprotected(self._app, self._policies))
-        except Exception:  # noqa: BLE001 - an object of the application that cannot be looked at must close no endpoint
-            _log.exception("not every annotation could be checked")
-            return
-        for _, text, remedy in found:
-            _log.warning("%s %s", text, remedy)
-
     def note(self, endpoint: str | None, values: Any) -> None:
         """Note that this request may be keyed. Reads no body and calls no store: it runs before authentication."""
         if not self._checked:
@@ -263,10 +253,14 @@ class Hooks:
         if state is None or state.context != id(context.get(None)):
             return
         state.captured = False  # a later hook may have failed: after_request functions then run again over the 500
-        if isinstance(exception, HTTPException) and not _unhandled(exception):
+        # Whether it left the view, so that Flask caught it: an extension may send this signal for a caught one.
+        seen_by = exception.__traceback__
+        escaped = seen_by is not None and seen_by.tb_frame.f_globals.get("__name__") == "flask.app"
+        # Only `wsgi_app` catches what a hook after the view raised, or what Flask traps.
+        handled = seen_by is None or not escaped or seen_by.tb_frame.f_code.co_name != "wsgi_app"
+        if isinstance(exception, HTTPException) and handled:
             return
-        state.error = exception
-        state.escaped = _escaped(exception)
+        state.error, state.escaped = exception, escaped
         if state.phase is Phase.ANSWERED:
             state.phase = Phase.DONE  # a hook failed after the guard's response: the client gets that hook's 500
 
@@ -342,7 +336,11 @@ class Hooks:
                 self._guard.replies.status_views = find_status_views(self._app)
             self._checked = True
         # Without the lock: the collector may run any code.
-        self._report_unreached()
+        try:
+            for _, text, remedy in list(unprotected(self._app, self._policies)):
+                _log.warning("%s %s", text, remedy)
+        except Exception:  # noqa: BLE001 - an object of the application that cannot be looked at must close no endpoint
+            _log.exception("not every annotation could be checked")
         if self.at_first is not None:
             try:
                 self.at_first()
@@ -384,18 +382,6 @@ class Hooks:
         """Return the state of the running request. Anyone may send these signals, in a request or not."""
         here = context.get(None)
         return None if here is None else getattr(here.request, self._key, None)
-
-
-def _escaped(exception: BaseException) -> bool:
-    """Return whether it left the view, so that Flask caught it. An extension may send this signal for a caught one."""
-    seen_by = exception.__traceback__
-    return seen_by is not None and seen_by.tb_frame.f_globals.get("__name__") == "flask.app"
-
-
-def _unhandled(exception: BaseException) -> bool:
-    """Return whether `wsgi_app` caught it: a hook after the view raised it, or Flask trapped it."""
-    seen_by = exception.__traceback__
-    return _escaped(exception) and seen_by is not None and seen_by.tb_frame.f_code.co_name == "wsgi_app"
 
 
 class LastHooks:

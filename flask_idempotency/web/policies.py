@@ -125,7 +125,15 @@ def annotate(target: ViewT, values: Override) -> ViewT:
     _check_carrier(target)
     mark = _mark(target)
     annotated = _annotate(target, replace(mark, override={**mark.override, **values}, exempt=False))
-    _note_late(target)
+    extension = current_app.extensions.get("idempotency") if has_request_context() else None
+    if extension is not None and extension.policies is not None and extension.policies.in_use:
+        # Close the endpoints that lead to it from now on: a view may have imported it, and runs it without its policy.
+        extension.policies.forget()
+        _log.warning(
+            "%s was annotated while a request was served, which runs without its policy. Import its module before the first "
+            "request, or annotate the function that the route gets.",
+            name_of(target),
+        )
     return annotated
 
 
@@ -511,17 +519,14 @@ def _held(target: Any, *, of_root: bool) -> list[Any]:
         if not of_root and kind is FunctionType and inspect.isclass(own.get("view_class")):
             held += called_by(target)
             classes = [each for each in own["view_class"].__mro__ if MARK in vars(each)]
-    # Not what is in lists and dictionaries: a table may be a namespace, whose functions this one never calls.
-    return [*classes, *filter(_is_callable_here, held)]
-
-
-def _is_callable_here(each: Any) -> bool:
-    """Return whether this is a function, or an object that may call one."""
-    kind = type(each)
-    if kind is FunctionType or issubclass(kind, partial | partialmethod):
-        return True
-    # An object that replaces a function, and no application or proxy.
-    return callable(each) and not issubclass(kind, type | Flask | LocalProxy)
+    # Functions, and objects that replace one: no class, application or proxy. Not what is in lists and dictionaries: a table
+    # may be a namespace, whose functions this one never calls.
+    return classes + [
+        each
+        for each in held
+        if issubclass(type(each), partialmethod)
+        or (not issubclass(type(each), type | Flask | LocalProxy) and callable(each))
+    ]
 
 
 def _shown_by(view: Any) -> Iterator[Any]:
@@ -596,19 +601,6 @@ def _put(target: Any, mark: Mark) -> None:
     setattr(target, MARK, mark)
     # We do not know yet which application will serve it. A second connection changes nothing.
     request_started.connect(refuse_unguarded)
-
-
-def _note_late(target: Any) -> None:
-    """Close the endpoints that lead to this from now on: a view may have imported it, and runs it without its policy."""
-    extension = current_app.extensions.get("idempotency") if has_request_context() else None
-    if extension is None or extension.policies is None or not extension.policies.in_use:
-        return
-    extension.policies.forget()
-    _log.warning(
-        "%s was annotated while a request was served, which runs without its policy. Import its module before the first "
-        "request, or annotate the function that the route gets.",
-        name_of(target),
-    )
 
 
 def name_of(target: Any) -> str:

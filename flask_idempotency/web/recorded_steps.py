@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,12 @@ def _seen(
     codec: Codec,
     downstream: Callable[[SeenRecord, str, bytes], str],
 ) -> SeenStep:
-    stored = _stored_item(found, entry, journal, codec)
+    stored = b"" if entry.payload is None else None
+    if entry.payload is not None and not journal.erased:
+        with suppress(CorruptRecord, ResponseUnavailable, RingMismatch):
+            opened, _ = codec.steps.open(entry.payload, entry.context(found.key, found.record.fingerprint))
+            values.decode_item(opened)
+            stored = opened
 
     def downstream_key() -> str:
         if stored is None:
@@ -71,19 +77,6 @@ def _seen(
         stored,
         downstream_key,
     )
-
-
-def _stored_item(found: SeenRecord, entry: Entry, journal: Journal, codec: Codec) -> bytes | None:
-    if entry.payload is None:
-        return b""
-    if journal.erased:
-        return None
-    try:
-        item, _ = codec.steps.open(entry.payload, entry.context(found.key, found.record.fingerprint))
-        values.decode_item(item)
-    except (CorruptRecord, ResponseUnavailable, RingMismatch):
-        return None
-    return item
 
 
 def view_of(step: SeenStep) -> StepView:

@@ -41,12 +41,8 @@ context: ContextVar[Any] = _cv_request
 """The running request's context, at a tenth of the cost of Flask's proxies. Each request reads it six times."""
 
 
-def _request_context() -> object:
-    """Return the current context if it is of a request. From Flask 3.2 on, an application context is of the same class."""
-    return context.get() if has_request_context() else None
-
-
-ending.request_context = _request_context
+# From Flask 3.2 on, an application context is of the same class.
+ending.request_context = lambda: context.get() if has_request_context() else None
 
 _FLASHES = "_flashes"
 """Where Flask keeps flash messages in the session."""

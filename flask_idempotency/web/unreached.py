@@ -71,19 +71,15 @@ def _left(app: Flask) -> dict[int, Any]:
 
 def _reached(app: Flask) -> set[int]:
     """Return the ids of everything that an endpoint of this application leads to."""
-    views = list(app.view_functions.values())
-    classes = {id(base) for view in views for base in class_of(view).__mro__}
-    return classes | {id(each) for each in led_to(root for view in views for root in _roots(view))}
-
-
-def _roots(view: Any) -> Iterator[Any]:
-    """Yield the view, and the functions of its classes: those it calls, and those that a subclass replaced."""
-    entered = called_by(view)
-    yield from entered
-    names = {str(getattr(each, "__name__", "")) for each in entered[1:]}
-    for base in class_of(view).__mro__:
-        for name in names & vars(base).keys():
-            yield getattr(vars(base)[name], "__func__", vars(base)[name])
+    classes, roots = set[int](), list[Any]()
+    for view in app.view_functions.values():
+        bases, entered = class_of(view).__mro__, called_by(view)
+        classes.update(map(id, bases))
+        # The view, and the functions of its classes: those it calls, and those that a subclass replaced.
+        names = {str(getattr(each, "__name__", "")) for each in entered[1:]}
+        replaced = [vars(base)[name] for base in bases for name in names & vars(base).keys()]
+        roots += [*entered, *(getattr(each, "__func__", each) for each in replaced)]
+    return classes | set(map(id, led_to(roots)))
 
 
 def _module_of(target: Any) -> str:
