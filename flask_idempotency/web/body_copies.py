@@ -30,16 +30,12 @@ from flask_idempotency.web.request_body import (
 
 def copy_body(request: Request, most: int | None) -> Body:
     """Return the whole body, and put it back as if it had never been read. Raises as `read_body` does."""
-    return _kept_by_a_hook(request) or _shared(request) or _read(request, most)
-
-
-def _kept_by_a_hook(request: Request) -> Body | None:
     cached: bytes | None = getattr(request, "_cached_data", None)
     # get_data() after a form was parsed caches b"", whose digest would not cover the form.
     if "form" in request.__dict__ and request.mimetype in FORM_TYPES and not cached:
         return Body(length=request.content_length, parsed=True)
     if cached is None:
-        return None
+        return _shared(request) or _read(request, most)
     stream = request.__dict__.get("stream")
     if stream is not None and _is_servers(stream, request):
         if (position_of(stream) or 0) > len(cached):
@@ -100,12 +96,6 @@ def forget_body(request: Request) -> None:
     """Free what a body has taken that could not be read whole. Call it if the request is refused."""
     if isinstance(stream := request.environ["wsgi.input"], Resumed):
         stream.forget()
-
-
-def _refuse_lost(error: Exception) -> None:
-    """Raise `TruncatedBody` for the errors by which a stream says that its client has gone."""
-    if isinstance(error, ClientDisconnected | OSError):
-        raise TruncatedBody("the connection ended before the body did") from error
 
 
 def _read(request: Request, most: int | None) -> Body:
@@ -180,7 +170,8 @@ class _Copy:
         except Exception as error:
             # Werkzeug's error for the server's, or for a body that is too short or too long: it raises that again.
             self._error = error.__context__ if isinstance(error, HTTPException) else error
-            _refuse_lost(error)
+            if isinstance(error, ClientDisconnected | OSError):
+                raise TruncatedBody("the connection ended before the body did") from error
             raise
 
     def _keep(self) -> None:

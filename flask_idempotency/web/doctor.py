@@ -118,18 +118,13 @@ def run_checks(
     state: Any = app.extensions["idempotency"]
     services: Services = state.built
     settings: Settings = state.settings
+    parts = ("health", "recovery", "journals", "responses", "data_keys", "data_loss", "schema")
     worker = _first(worker_timeout, settings.worker_timeout)
     if worker is None:
         worker = gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
     target = Application(
-        health=services.health,
+        **{name: getattr(services, name) for name in parts},
         task_log=services.tasks,
-        recovery=services.recovery,
-        journals=services.journals,
-        responses=services.responses,
-        data_keys=services.data_keys,
-        data_loss=services.data_loss,
-        schema=services.schema,
         outbox=None if (outbox := app.extensions.get("idempotency_outbox")) is None else outbox.table,
         key_ring=settings.key_ring,
         encryption=settings.encryption,
@@ -441,7 +436,7 @@ _DECIDES: Final = ("include_object", "include_name", "flask_idempotency")
 
 
 @check("autogenerate", asks_store=True)
-def autogenerate(app: Flask, schema: Schema) -> Iterator[Found]:
+def autogenerate(app: Flask, schema: Schema) -> list[Found]:
     """Report whether `flask db migrate` would write a migration that drops the store's tables.
 
     Alembic drops every table that the application's metadata lacks. The check sees the arguments of Flask-Migrate and the
@@ -452,41 +447,39 @@ def autogenerate(app: Flask, schema: Schema) -> Iterator[Found]:
     from flask_idempotency.stores.sql.schema import metadata as ours
 
     if not isinstance(schema, SqlSchema):
-        return
+        return []
     migrate = app.extensions.get("migrate")
-    if migrate is not None:
-        yield _of_flask_migrate(migrate, schema, ours)
-    elif schema.knows_alembic():
+    if migrate is None and schema.knows_alembic():
         text = "Alembic is used on this database. This check cannot see its env.py, which may drop the tables."
         remedy = (
             "Make sure that `alembic check` names none of them. If it does: in env.py pass "
             "include_object=flask_idempotency.sql.include_object to context.configure(…), or declare the tables with "
             "flask_idempotency.sql.include_in(metadata)."
         )
-        yield Verdict.UNKNOWN, text, remedy
-    else:
-        yield Verdict.FINE, "Alembic has run no migration in this database.", ""
-
-
-def _of_flask_migrate(migrate: Any, schema: Any, ours: Any) -> Found:
+        return [(Verdict.UNKNOWN, text, remedy)]
+    if migrate is None:
+        return [(Verdict.FINE, "Alembic has run no migration in this database.", "")]
     # Flask-SQLAlchemy 3 has one for each bind; other extensions have one or none.
     several = getattr(migrate.db, "metadatas", None) or {None: getattr(migrate.db, "metadata", None)}
     if any(set(ours.tables) <= set(metadata.tables) for metadata in several.values() if metadata is not None):
-        return Verdict.FINE, "Flask-Migrate knows the tables as the application's own.", ""
+        return [(Verdict.FINE, "Flask-Migrate knows the tables as the application's own.", "")]
     certain = _is_same(migrate.db, schema)
     if certain is False:
-        return Verdict.FINE, "The tables are in another database than those that Flask-Migrate compares.", ""
+        return [(Verdict.FINE, "The tables are in another database than those that Flask-Migrate compares.", "")]
     left_alone = _leaves_alone(migrate.configure_args, ours)
     if left_alone:
-        return Verdict.FINE, "Flask-Migrate leaves the tables alone.", ""
+        return [(Verdict.FINE, "Flask-Migrate leaves the tables alone.", "")]
     text = (
         "`flask db migrate` writes a migration that drops the tables: they are in its database and not in its metadata."
     )
-    if certain and left_alone is False and not _env_decides(migrate.directory):
-        return Verdict.FAULT, text, _REMEDY
+    env = ""
+    with suppress(OSError, UnicodeDecodeError):
+        env = (Path(migrate.directory) / "env.py").read_text(encoding="utf-8")
+    if certain and left_alone is False and not any(word in env for word in _DECIDES):
+        return [(Verdict.FAULT, text, _REMEDY)]
     why = "the database may be another one" if certain is None else "env.py or your own function may leave them alone"
     unknown = f"`flask db migrate` may write a migration that drops the tables; this check cannot tell: {why}."
-    return Verdict.UNKNOWN, unknown, f"Read the next migration before you run it. {_REMEDY}"
+    return [(Verdict.UNKNOWN, unknown, f"Read the next migration before you run it. {_REMEDY}")]
 
 
 def _is_same(db: Any, schema: Any) -> bool | None:
@@ -514,11 +507,3 @@ def _leaves_alone(arguments: Any, ours: Any) -> bool | None:
     except Exception:  # noqa: BLE001 - a function of the application, written for Alembic alone
         return None
     return True
-
-
-def _env_decides(directory: str) -> bool:
-    try:
-        text = (Path(directory) / "env.py").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return any(word in text for word in _DECIDES)

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, final
@@ -55,13 +55,13 @@ from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, BodyTo
 from flask_idempotency.web.request_state import Phase, RequestState, context
 from flask_idempotency.web.requests import RequestReader, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, Tee, capture, looks, overlay
-from flask_idempotency.web.rows import Rows
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.keys import Identity
     from flask_idempotency.engine.steps import Steps
     from flask_idempotency.otel import Telemetry
     from flask_idempotency.web.kept_requests import Try
+    from flask_idempotency.web.rows import Rows
 
 STATUS: Final = "Idempotency-Status"
 """The response header of a request that ended otherwise than its response says.
@@ -71,10 +71,7 @@ STATUS: Final = "Idempotency-Status"
 
 COUNTED_HERE: Final = {
     "missing-key": MISSING_KEY,
-    "invalid-key": BAD_REQUEST,
-    "truncated-body": BAD_REQUEST,
-    "request-too-large": BAD_REQUEST,
-    "principal-required": BAD_REQUEST,
+    **dict.fromkeys(("invalid-key", "truncated-body", "request-too-large", "principal-required"), BAD_REQUEST),
 }
 """The codes of refusals before a claim, and their counters of activity. They have no event: they concern no key."""
 
@@ -100,7 +97,6 @@ class Guard:
         self.identities: tuple[Identity, ...] = identities(self.settings)
         self.reader: RequestReader = RequestReader(self.app, self.identities, self.settings, self.callbacks)
         self.replies: Replies = Replies(self.app, self.settings, self.callbacks)
-        self.rows: Rows = Rows(self.app, self.settings, self.engine, self.replies)
         self.abandoned_streams: AbandonedStreams = deque()
         self._outages = OutageLog()
         self._quarantines = LogLimit(QUARANTINES_SECONDS)
@@ -109,6 +105,13 @@ class Guard:
         self._unkept = LogLimit()
         # Load orjson now if this host has it: no client waits for an import.
         canonical.fastest_json_digest()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """What to do about the rows of transactional views. Its code is loaded for the first of them."""
+        from flask_idempotency.web.rows import Rows  # for applications with transactional views
+
+        return Rows(self.app, self.settings, self.engine, self.replies)
 
     # -- before the view
 

@@ -38,7 +38,7 @@ from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
+from flask_idempotency.web.request_body import FORM_TYPES, close_with, watch_body
 from flask_idempotency.web.request_state import FINISHING, Phase, RequestState, context, environ_key
 from flask_idempotency.web.unreached import unprotected
 
@@ -244,7 +244,7 @@ class Hooks:
         body = state.body
         # A body in memory goes with its last reference.
         if body is not None and body.data is None and "werkzeug.debug.preserve_context" not in here.request.environ:
-            Closing(body, response)
+            close_with(response, body)
         return response
 
     def failed(self, exception: BaseException) -> None:
@@ -430,22 +430,11 @@ class LastHooks:
         """Return one of the three functions. All requests pay for its first two lines, and most have no state."""
         key, act, newest = self._key, self._acts[number], self._newest
 
-        def before() -> Any:
+        def idempotency(*given: Any) -> Any:
             # With getattr: `__dict__` would make a dictionary, which Python 3.11 creates only when it is asked for.
             state = getattr(context.get().request, key, None)
-            if state is None or state.scope != scope or newest[scope][0] is not before:
-                return None
-            return act(state)
+            if state is None or state.scope != scope or (number == 0 and newest[scope][0] is not idempotency):
+                return given[0] if number == 1 else None  # an after_request function returns its response
+            return act(state, *given)
 
-        def after(response: Response) -> Any:
-            state = getattr(context.get().request, key, None)
-            return response if state is None or state.scope != scope else act(state, response)
-
-        def teardown(error: BaseException | None) -> None:
-            state = getattr(context.get().request, key, None)
-            if state is not None and state.scope == scope:
-                act(state, error)
-
-        made: Callable[..., Any] = (before, after, teardown)[number]
-        made.__name__ = made.__qualname__ = "idempotency"
-        return made
+        return idempotency

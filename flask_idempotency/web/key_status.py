@@ -347,12 +347,11 @@ class KeyStatusView:
                 document["seconds_left"] = whole_seconds(record.remaining)
                 retry_after = whole_seconds(min(record.remaining, RETRY_AFTER_CAP_SECONDS))
                 fields.append(("Retry-After", str(retry_after)))
-            elif status.state in ("done", "voided") and record.payload is not None:
-                if status.state == "done":
+            elif record.payload is not None and status.state in ("done", "expired", "voided"):
+                if status.state != "voided":
                     document["status"] = record.payload.status
-                document["seconds_left"] = max(math.floor(record.remaining), 0)
-            elif status.state == "expired" and record.payload is not None:
-                document["status"] = record.payload.status
+                if status.state != "expired":
+                    document["seconds_left"] = max(math.floor(record.remaining), 0)
         if status.waited:
             fields.append(("Preference-Applied", f"wait={waited}"))
         return build(self.app.response_class, (json.dumps(document) + "\n").encode(), 200, fields)

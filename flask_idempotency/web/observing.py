@@ -253,7 +253,7 @@ class Meter(Tee):
             self._ended(StreamEnd.ERROR)
             raise
         # Some servers take whatever has bytes.
-        self._byte_size += len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
+        self.byte_size += len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
         return cast("bytes", chunk)
 
     def close(self) -> None:

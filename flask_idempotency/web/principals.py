@@ -278,7 +278,10 @@ def extensions_of(app: Flask) -> tuple[str, ...]:
 
     Flask-HTTPAuth is never among them, because it leaves no trace on an application. See `may_have_httpauth`.
     """
-    there = (False, _has_jwt(app), _has_login(app), _has_principal(app))
+    principals = sys.modules.get("flask_principal")
+    owners = [getattr(hook, "__self__", None) for hook in app.before_request_funcs.get(None, ())]
+    has_principal = principals is not None and any(isinstance(each, principals.Principal) for each in owners)
+    there = (False, _has_jwt(app), _has_login(app), has_principal)
     return tuple(name for name, is_there in zip(EXTENSIONS, there, strict=True) if is_there)
 
 
@@ -362,13 +365,6 @@ def _has_login(app: Flask) -> bool:
 
 def _has_jwt(app: Flask) -> bool:
     return "flask-jwt-extended" in app.extensions
-
-
-def _has_principal(app: Flask) -> bool:
-    if (principals := sys.modules.get("flask_principal")) is None:
-        return False
-    hooks = app.before_request_funcs.get(None, ())
-    return any(isinstance(getattr(hook, "__self__", None), principals.Principal) for hook in hooks)
 
 
 def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | None]:

@@ -134,21 +134,17 @@ class Body:
             self.stream.close()
 
 
-class Closing:
-    """Closes a body with its response, and removes itself there: some applications share a response between requests."""
+def close_with(response: Response, body: Body) -> None:
+    """Close a body with its response, and leave nothing there: some applications share a response between requests."""
+    there = weakref.ref(response)
 
-    def __init__(self, body: Body, response: Response) -> None:
-        self._body = body
-        self._response = weakref.ref(response)
-        response.call_on_close(self)
-
-    def __call__(self) -> None:
-        response = self._response()
-        if response is not None:
+    def close() -> None:
+        if (response := there()) is not None:
             # A new list, because Werkzeug iterates over this one now.
-            response._on_close = response._on_close.copy()
-            response._on_close.remove(self)
-        self._body.close()
+            response._on_close = [each for each in response._on_close if each is not close]
+        body.close()
+
+    response.call_on_close(close)
 
 
 def watch_body(request: Request) -> None:

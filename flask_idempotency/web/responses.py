@@ -76,21 +76,17 @@ class Tee(Iterator[bytes]):
         self._on_end = on_end
         self._abandoned = abandoned
         self._copy: list[bytes] = []
-        self._byte_size = 0
+        self.byte_size: int = 0
+        """How many bytes have been sent so far."""
         self._ahead: bytes | None = None
         self._muted = False
         self._lost = False
         self.end = None
 
     @property
-    def byte_size(self) -> int:
-        """How many bytes have been sent so far."""
-        return self._byte_size
-
-    @property
     def over_limit(self) -> bool:
         """Whether the body is longer than the limit. Then there is no copy."""
-        return self._byte_size > self._limit
+        return self.byte_size > self._limit
 
     def copied(self) -> bytes:
         """Return the bytes sent so far; none once they are over the limit."""
@@ -107,7 +103,7 @@ class Tee(Iterator[bytes]):
         data, self._ahead = self._ahead, None
         if data is None:
             data = self._pull()
-            if self._byte_size == self._announced:
+            if self.byte_size == self._announced:
                 # No end marker follows a body of announced length: these bytes are its end, so report it before they leave.
                 with suppress(StopIteration):
                     self._ahead = self._pull()
@@ -139,15 +135,12 @@ class Tee(Iterator[bytes]):
             self._ended(StreamEnd.ERROR)
             raise
         data = chunk.encode() if isinstance(chunk, str) else chunk
-        self._keep(data)
-        return data
-
-    def _keep(self, data: bytes) -> None:
-        self._byte_size += len(data)
+        self.byte_size += len(data)
         if self.over_limit:
             self._copy.clear()
         else:
             self._copy.append(data)
+        return data
 
     def _ended(self, end: StreamEnd) -> None:
         if self.end is None:
@@ -234,14 +227,13 @@ class CapturedResponse:
     @property
     def result(self) -> StoredResponse | None:
         """What to store: the response, or its tombstone. None for a stream that is not exhausted."""
-        if self.tee is None:
-            if self.body is None:
-                return self.tombstone
-            return StoredResponse(self.head.status, self.head.reason, self.head.metadata, self.body)
-        if self.tee.end is not StreamEnd.EXHAUSTED:
-            return None
-        body = self.tee.copied()
-        if self.tee.over_limit or self.announced not in (None, self.tee.byte_size):
+        body = self.body
+        if self.tee is not None:
+            if self.tee.end is not StreamEnd.EXHAUSTED:
+                return None
+            is_whole = not self.tee.over_limit and self.announced in (None, self.tee.byte_size)
+            body = self.tee.copied() if is_whole else None
+        if body is None:
             return self.tombstone
         return StoredResponse(self.head.status, self.head.reason, self.head.metadata, body)
 

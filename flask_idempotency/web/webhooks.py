@@ -31,24 +31,15 @@ PRINCIPAL: Final = "webhook:"
 KEEP_SECONDS: Final = 30 * 86400
 """Providers repeat an event for days, and let you send it again by hand for weeks: 30 days at Stripe."""
 
-_DECIDED: Final[Override] = {
+_KEY_OPTIONS: Final = ("methods", "profile", "key_format", "max_key_length", "form_field", "in_flight", "on_store_down")
+_OTHER_OPTIONS: Final = ("on_error", "decide", "keep_statuses", "ignore_fields", "fingerprint_headers")
+
+_DECIDED: Final[Override] = {name: getattr(Policy(), name) for name in _KEY_OPTIONS + _OTHER_OPTIONS} | {
     "required": True,
-    "methods": Policy().methods,
-    "profile": "ietf",
-    "key_format": "any",
-    "max_key_length": 255,
-    "form_field": None,
     "keep": KEEP_SECONDS,
-    "in_flight": "reject",
-    "on_store_down": "refuse",
     # To a provider every status but 2xx is a failure that it repeats, and a replayed refusal would lose its event. So would a
     # redirect, to the login page for example.
-    "on_error": None,
-    "decide": None,
-    "keep_statuses": frozenset(),
     "release_statuses": frozenset(range(300, 500)),
-    "ignore_fields": (),
-    "fingerprint_headers": (),
     "published": False,
 }
 """The values that @webhook sets. What an application chose for the keys of its clients does not fit a provider."""
