@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Final
@@ -30,7 +30,7 @@ _LAST_PAUSE: Final = 5.0
 _log = logging.getLogger("flask_idempotency")
 
 
-class ThreadedNotifier(ABC):
+class ThreadedNotifier(metaclass=ABCMeta):
     """Implement `waiting.Notifier` with one thread and connection for all waiters of this process. The first waiter opens it.
 
     A server keeps no message for an absent listener. So each new connection wakes all waiters, and they read their records.
@@ -44,7 +44,7 @@ class ThreadedNotifier(ABC):
         self._idle_seconds = idle_seconds
         self._ping_after_seconds = ping_after_seconds
         self._start_empty()
-        after_fork(self._start_empty)
+        self._is_known_to_forks = False
 
     @abstractmethod
     def _name(self, key: StorageKey) -> bytes:
@@ -69,6 +69,10 @@ class ThreadedNotifier(ABC):
 
     @contextmanager
     def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
+        if not self._is_known_to_forks:
+            # Not when it is made: `Deferred` makes one, and moves what it holds into another object.
+            after_fork(self._start_empty)
+            self._is_known_to_forks = True
         notice()
         names = [self._name(key) for key in keys]
         with self._lock:

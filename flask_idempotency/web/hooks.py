@@ -40,7 +40,6 @@ from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, close_with, watch_body
 from flask_idempotency.web.request_state import FINISHING, Phase, RequestState, context, environ_key
-from flask_idempotency.web.unreached import unprotected
 
 if TYPE_CHECKING:
     from flask_idempotency.web.key_status import KeyStatusView
@@ -337,6 +336,8 @@ class Hooks:
             self._checked = True
         # Without the lock: the collector may run any code.
         try:
+            from flask_idempotency.web.unreached import unprotected  # once in each process
+
             for _, text, remedy in list(unprotected(self._app, self._policies)):
                 _log.warning("%s %s", text, remedy)
         except Exception:  # noqa: BLE001 - an object of the application that cannot be looked at must close no endpoint

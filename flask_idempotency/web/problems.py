@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
@@ -32,8 +32,10 @@ from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import Dialect, Profile
 from flask_idempotency.web.principals import AnonymousCaller
-from flask_idempotency.web.problem_types import PROBLEMS
 from flask_idempotency.web.request_body import BodyTooLarge, TruncatedBody
+
+if TYPE_CHECKING:
+    from flask_idempotency.web.problem_types import ProblemType
 
 POLICY_PATH: Final = "/.well-known/idempotency"
 """Where IDEMPOTENCY_PUBLISH serves the policy document."""
@@ -65,9 +67,22 @@ QUOTA_UNITS: Mapping[str, str] = MappingProxyType({"bytes": "content-bytes", "in
 """The quota units of `RateLimit-Policy`, for limits that do not count requests."""
 
 
+class _Rows(dict[str, "ProblemType"]):
+    """The rows of `problem_types` by code. A process loads the table, which is long, for its first problem."""
+
+    def __missing__(self, code: str) -> ProblemType:
+        from flask_idempotency.web.problem_types import PROBLEMS
+
+        self.update(PROBLEMS)
+        return PROBLEMS[code]
+
+
+_ROWS: Final = _Rows()
+
+
 @valueclass(frozen=True, slots=True)
 class Problem:
-    """One occurrence. `code` is a key of `PROBLEMS`; a code whose row has no status needs one here."""
+    """One occurrence. `code` is one of `problem_types`; a code whose row has no status needs one here."""
 
     code: str
     detail: str = ""
@@ -83,23 +98,23 @@ class Problem:
     """Where the policies are published, in `Link` with `rel="service-meta"` (RFC 8631). Empty: nowhere."""
 
     def __post_init__(self) -> None:
-        if self.status is None and PROBLEMS[self.code].status is None:
+        if self.status is None and _ROWS[self.code].status is None:
             raise ValueError(f"{self.code} has no status of its own")
 
     @property
     def title(self) -> str:
         """A short title, the same for each occurrence."""
-        return PROBLEMS[self.code].title
+        return _ROWS[self.code].title
 
     @property
     def text(self) -> str:
         """Explain to a reader what happened, with the detail of this occurrence. It may have several lines in debug mode."""
-        row = PROBLEMS[self.code]
+        row = _ROWS[self.code]
         return printable_lines(f"{row.detail} {self.detail}") if self.detail else row.detail
 
     def status_in(self, profile: Profile) -> int:
         """Return the status in this profile's dialect."""
-        return self.status or profile.statuses.get(self.code) or PROBLEMS[self.code].status or 500
+        return self.status or profile.statuses.get(self.code) or _ROWS[self.code].status or 500
 
     @property
     def http_headers(self) -> list[tuple[str, str]]:
@@ -208,7 +223,7 @@ def _document(
     code: str, detail: str, status: int, dialect: Dialect, docs_url: str
 ) -> tuple[bytes, tuple[tuple[str, str], ...]]:
     """Return the document of a problem, and the header fields that its dialect gives it."""
-    row, page = PROBLEMS[code], docs_url + code
+    row, page = _ROWS[code], docs_url + code
     document: dict[str, Any]
     fields = [
         ("Content-Type", "application/problem+json" if dialect == "problem" else "application/json"),

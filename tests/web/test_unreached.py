@@ -219,7 +219,7 @@ def test_a_fault_of_the_search_closes_nothing(
     def fail(app: Flask, policies: Any) -> None:
         raise RuntimeError("an object of the application")
 
-    monkeypatch.setattr("flask_idempotency.web.hooks.unprotected", fail)
+    monkeypatch.setattr("flask_idempotency.web.unreached.unprotected", fail)
 
     assert "paid" == app.test_client().post("/call").text
     assert "not every annotation could be checked" in caplog.text

@@ -57,7 +57,6 @@ from flask_idempotency.stores.redis.encoding import (
 )
 from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, refusal
-from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.task_log import RedisTaskLog
 
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from flask_idempotency.stores.redis.admin.health import RedisHealth
     from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery
     from flask_idempotency.stores.redis.journals import RedisJournals
+    from flask_idempotency.stores.redis.notifications import RedisNotifier
     from flask_idempotency.stores.redis.quota import RedisLedger
 
 CANCELLED_MS = 60_000
@@ -193,7 +193,7 @@ class RedisStore:
         self.activity: RedisActivity = deferred("activity", "RedisActivity", self._server)
         self.observations: RedisObservations = deferred("activity", "RedisObservations", self._server)
         self.audit: RedisAuditTrail = deferred("activity", "RedisAuditTrail", self._server)
-        self.notifier: RedisNotifier = RedisNotifier(self._client.pubsub)
+        self.notifier: RedisNotifier = deferred("notifications", "RedisNotifier", self._client.pubsub)
 
     def check(self) -> None:
         """Raise `ConfigurationError` if this Redis may evict records.
