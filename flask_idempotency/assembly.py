@@ -15,7 +15,6 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable, importing
-from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
@@ -24,7 +23,6 @@ from flask_idempotency.engine.tasks import OwnTaskLog
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.security import NO_DATA_KEYS
 
 _log = logging.getLogger("flask_idempotency")
 if TYPE_CHECKING:
@@ -186,6 +184,8 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
         )
     envelope = EnvelopeCodec(compression=COMPRESSIONS[settings.compression] if settings.compression else None)
     if data_keys is None and settings.encryption != "off":
+        from flask_idempotency.settings.encryption import NO_DATA_KEYS
+
         raise ConfigurationError(NO_DATA_KEYS.format(mode=settings.encryption, store=store))
     if data_keys is None or settings.key_ring is None:
         return envelope
@@ -243,6 +243,8 @@ def build_store(
         return _sql_store(strategy, choice)
     if _FACTORY.fullmatch(choice):
         return _from_object(_factory(choice)(), memory, replicas)
+    from flask_idempotency.engine.passwords import without_password
+
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: there is no store for {without_password(choice)} in this release. "
         "Use memory://, redis://, rediss://, unix://, redis+cluster://, redis+sentinel://, flask-sqlalchemy://, "

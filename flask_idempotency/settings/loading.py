@@ -19,8 +19,6 @@ from flask_idempotency.settings.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.settings.reading import Option, Refused, imply_steps
 from flask_idempotency.settings.security import (
     MAKE_ONE,
-    encryption_faults,
-    load_key_ring,
     load_secrets,
     secret_weaknesses,
 )
@@ -58,7 +56,7 @@ def _weaknesses(
 ) -> tuple[list[str], list[str]]:
     """Return what is wrong with the secrets: faults, and warnings."""
     if required and loaded.get("secret") is None:
-        return [], []  # `encryption_faults` reports it
+        return [], []  # `load_encryption` reports it
     if not secrets:
         missing = (
             "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
@@ -104,7 +102,11 @@ def load_settings(
         )
     weak, unwise = _weaknesses(loaded, secrets, required=mode == "required", lenient=lenient)
     warnings += unwise
-    key_ring, ring_faults = load_key_ring(loaded.get("key_ring"))
+    key_ring, lacking = None, list[str]()
+    if mode != "off" or loaded.get("key_ring") is not None:
+        from flask_idempotency.settings.encryption import load_encryption  # for the applications that encrypt
+
+        key_ring, lacking = load_encryption(loaded, config, has_principal=has_principal)
     quota = Quota(**{limit.name: loaded.get(f"quota_{limit.name}") for limit in fields(Quota)})
     shards = loaded.get("tenant_shards", 1)
     written = {name: value for name, value in loaded.items() if name in POLICY_FIELDS}
@@ -113,8 +115,7 @@ def load_settings(
         *faults,
         *call_faults,
         *weak,
-        *ring_faults,
-        *encryption_faults(loaded, config, has_principal=has_principal),
+        *lacking,
         *_store_faults(loaded, policy, in_memory=in_memory),
         *(
             f"IDEMPOTENCY_QUOTA_{name.upper()}: {limit} cannot be divided over IDEMPOTENCY_TENANT_SHARDS ({shards}). Raise it "

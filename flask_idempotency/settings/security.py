@@ -1,22 +1,14 @@
-"""Check what protects stored data: the secrets that name records, and encryption at rest.
+"""Check the secrets that name records.
 
-Texts show lengths and setting names. They never show a secret, a key or a URL, because a URL may hold a password.
+Texts show lengths and setting names. They never show a secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, Final
-
-from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.offered import capabilities_of
-
-if TYPE_CHECKING:
-    from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
-
-# Secrets.
+from typing import Any, Final
 
 MIN_SECRET_BYTES: Final = 16
 MIN_SECRET_BYTES_REQUIRED: Final = 32
@@ -138,69 +130,3 @@ def _weakness(secret: bytes, least: int) -> str | None:
     if min(len(set(secret)), len(steps)) < MIN_DIFFERENT_BYTES or secret in (secret * 2)[1:-1]:
         return f"{size} repeats itself."
     return None
-
-
-# Encryption at rest.
-
-NO_RING = (
-    "IDEMPOTENCY_KEY_RING: is not set, and IDEMPOTENCY_ENCRYPTION is {mode}. Make a key with `flask idempotency keys "
-    "generate`, keep it outside the store, and set this to its place: env:NAME, file:/path, or a KeyProvider."
-)
-NO_DATA_KEYS = (
-    "IDEMPOTENCY_ENCRYPTION is {mode}, and the store ({store}) cannot keep the data keys of tenants: it has no `data_keys`. "
-    "Use a memory, Redis or SQL store of this package, or set it to off."
-)
-
-
-def load_key_ring(source: Any) -> tuple[KeyProvider | None, list[str]]:
-    """Return the ring that this option names, or the faults."""
-    if source is None:
-        return None, []
-    try:
-        from flask_idempotency.codec import key_sources
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cryptography":
-            raise
-        return None, [
-            "IDEMPOTENCY_KEY_RING is set, and the cryptography package is not installed: pip install "
-            "'flask-idempotency[crypto]'."
-        ]
-    try:
-        return key_sources.load_ring(source), []
-    except ConfigurationError as error:
-        return None, [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
-
-
-def encryption_faults(loaded: Mapping[str, Any], config: Mapping[str, Any], *, has_principal: bool) -> Iterator[str]:
-    """Yield one sentence with its remedy for each part that encryption needs and that is missing."""
-    mode, store = loaded.get("encryption", "off"), loaded["store"]
-    if mode == "off":
-        return
-    if loaded.get("key_ring") is None:
-        yield NO_RING.format(mode=mode)
-    if callable(getattr(store, "claim", None)) and capabilities_of(store).data_keys is None:
-        yield NO_DATA_KEYS.format(mode=mode, store=type(store).__name__)
-    if mode != "required":
-        return
-    if loaded.get("secret") is None:
-        yield (
-            "IDEMPOTENCY_SECRET: is not set, and IDEMPOTENCY_ENCRYPTION is required. A secret that is "
-            "derived from SECRET_KEY, or made at random, is not enough: set a long random value that is kept outside the "
-            "store."
-        )
-    if not has_principal:
-        yield (
-            "IDEMPOTENCY_ENCRYPTION is required, and the application cannot name its callers. Set up "
-            "Flask-Login or Flask-JWT-Extended first, pass Idempotency(app, principal=…), or register "
-            "@idempotency.principal_loader before init_app."
-        )
-    if not loaded.get("allow_plaintext_transport", False):
-        from flask_idempotency.settings.transport import exposure  # for the applications that require encryption
-
-        for name in ("store", "redis_url"):
-            found = exposure(f"IDEMPOTENCY_{name.upper()}", loaded[name], config) if loaded.get(name) else None
-            if found is not None:
-                yield (
-                    f"{found.setting}: {found.what}, and IDEMPOTENCY_ENCRYPTION is required. {found.remedy}, or, if "
-                    "something else protects the way there, set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
-                )

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.escape import without_password
+from flask_idempotency.engine.passwords import without_password
 
 SHOWN = (
     ("redis://host:6379/0", "redis://host:6379/0"),

@@ -13,7 +13,8 @@ from sqlalchemy import make_url
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings, derived_secret, load_settings, summary
-from flask_idempotency.settings.security import _PUBLISHED, MIN_SECRET_BYTES, NO_RING
+from flask_idempotency.settings.encryption import NO_RING
+from flask_idempotency.settings.security import _PUBLISHED, MIN_SECRET_BYTES
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.long import unless_long

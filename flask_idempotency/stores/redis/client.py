@@ -13,7 +13,6 @@ from redis.retry import Retry
 from redis.utils import HIREDIS_AVAILABLE
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.escape import without_password
 from flask_idempotency.stores.redis.connection import (
     RETRIES,
     PooledConnection,
@@ -98,6 +97,8 @@ def _from_url(url: str, *, setting: str, connect: float, reply: float) -> Client
         # Make a connection without connecting, so that an unknown option fails at start and not in a request.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, redis.exceptions.RedisError):
+        from flask_idempotency.engine.passwords import without_password
+
         # Do not quote or chain the error: it may contain a part of the password.
         raise ConfigurationError(
             f"{setting}: {without_password(url)} is not a Redis URL, or has an unknown option. {_FORMS}"

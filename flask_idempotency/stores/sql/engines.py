@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import SingletonThreadPool, reset_none
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.escape import without_password
+from flask_idempotency.engine.passwords import without_password
 from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.dialects import Dialect, kind_of
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver
