@@ -1,8 +1,8 @@
 """The extension class `Idempotency`: set up an application, and register its loaders, policies and resolvers.
 
 The extension object holds what you register on it and no state of an application, so one object can serve several. The state
-of one application is frozen in `app.extensions["idempotency"]`. The object refers to each application's policies weakly, only
-to refuse a `configure` that comes too late.
+of one application is frozen in `app.extensions["idempotency"]`. The object refers to each application weakly: to refuse a
+`configure` that comes too late, and to give it the outbox if you ask for that after `init_app`.
 """
 
 from __future__ import annotations
@@ -144,11 +144,9 @@ class Idempotency:
         self._settings = settings
         self._overrides: dict[Blueprint, Override] = {}
         self._configured = Registrations()
-        self._policies: WeakSet[Policies] = WeakSet()
-        """Those of each application, as long as it lives."""
         self._outbox: Outbox | None = None
         self._apps: WeakSet[Flask] = WeakSet()
-        """Each application, to give it the outbox if you ask for that after `init_app`."""
+        """Each application that was set up, as long as it lives."""
         if app is not None:
             self.init_app(app)
 
@@ -236,7 +234,6 @@ class Idempotency:
             chosen_only=settings.guard == "chosen",
             kept=self._configured.set_up(self._overrides.keys()),
         )
-        self._policies.add(policies)
         lost_fields = LostFields(None if activity is None else activity.count)
         guard = Guard(app, settings, callbacks, built, observers, lost_fields, activity=activity, tracing=spans)
         hooks = Hooks(guard, policies)
@@ -284,7 +281,8 @@ class Idempotency:
         # The closures of a factory are the same functions for its next application.
         former = self._overrides.get(blueprint)
         same = is_same(merged, former)
-        if not same and any(each.serves(blueprint) for each in list(self._policies)):
+        states: list[AppState] = [app.extensions[EXTENSION] for app in list(self._apps)]
+        if not same and any(state.policies is not None and state.policies.serves(blueprint) for state in states):
             raise ConfigurationError(
                 f"configure({blueprint.name!r}): an application with this blueprint has had its first request, so some views "
                 "would keep their policy and others not. Call it before, for example where you register the blueprint."

@@ -17,11 +17,7 @@ from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.settings.options import DEPLOYMENT, MEMORY, POLICY, REDIS_SCHEMES, Settings
 from flask_idempotency.settings.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.settings.reading import Option, Refused, imply_steps
-from flask_idempotency.settings.security import (
-    MAKE_ONE,
-    load_secrets,
-    secret_weaknesses,
-)
+from flask_idempotency.settings.security import load_secrets
 
 PREFIX: Final = "IDEMPOTENCY_"
 
@@ -51,21 +47,6 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
     return loaded
 
 
-def _weaknesses(
-    loaded: Mapping[str, Any], secrets: tuple[bytes, ...], *, required: bool, lenient: bool
-) -> tuple[list[str], list[str]]:
-    """Return what is wrong with the secrets: faults, and warnings."""
-    if required and loaded.get("secret") is None:
-        return [], []  # `load_encryption` reports it
-    if not secrets:
-        missing = (
-            "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
-            f"Set it (or SECRET_KEY) to a long random value that is kept outside the store. {MAKE_ONE}."
-        )
-        return [missing], []
-    return secret_weaknesses(secrets, required=required, lenient=lenient) if loaded.get("enabled", True) else ([], [])
-
-
 def load_settings(
     config: Mapping[str, Any],
     arguments: Mapping[str, Any],
@@ -87,9 +68,7 @@ def load_settings(
     loaded.setdefault("store", MEMORY)
     in_memory = str(loaded["store"]).startswith("memory:")
     mode = loaded.get("encryption", "off")
-    secrets, warnings = load_secrets(
-        loaded.get("secret"), config.get("SECRET_KEY"), in_memory=in_memory, lenient=lenient
-    )
+    secrets, weak, warnings = load_secrets(loaded, config.get("SECRET_KEY"), in_memory=in_memory, lenient=lenient)
     if in_memory and not lenient:
         warnings.append(
             "IDEMPOTENCY_STORE is memory://: keys are forgotten at every restart and unknown to every other process. "
@@ -100,8 +79,6 @@ def load_settings(
             f"IDEMPOTENCY_MODE is {loaded['mode']}, and IDEMPOTENCY_ENABLED is False: no key is looked at, so no request is "
             "observed."
         )
-    weak, unwise = _weaknesses(loaded, secrets, required=mode == "required", lenient=lenient)
-    warnings += unwise
     key_ring, lacking = None, list[str]()
     if mode != "off" or loaded.get("key_ring") is not None:
         from flask_idempotency.settings.encryption import load_encryption  # for the applications that encrypt

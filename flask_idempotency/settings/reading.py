@@ -147,16 +147,11 @@ def pointers(value: Any) -> tuple[str, ...]:
     return found
 
 
-def function(value: Any) -> Callable[..., Any]:
-    """Read a function."""
-    if not callable(value):
-        raise Refused("must be a function.")
-    return value  # type: ignore[no-any-return]
-
-
 def decision(value: Any) -> Callable[..., Any]:
     """Read a function that is called with what the work returned and the exception that it raised."""
-    if not fits(function(value), None, None):
+    if not callable(value):
+        raise Refused("must be a function.")
+    if not fits(value, None, None):
         raise Refused("must be a function of two arguments: what the work returned, and its exception or None.")
     return value  # type: ignore[no-any-return]
 

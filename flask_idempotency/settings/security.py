@@ -5,7 +5,7 @@ Texts show lengths and setting names. They never show a secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from secrets import token_bytes
 from typing import Any, Final
@@ -20,6 +20,11 @@ MIN_DIFFERENT_BYTES: Final = 6
 MAKE_ONE: Final = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 _DERIVED: Final = b"derived from SECRET_KEY:"
+_IS_DERIVED: Final = (
+    "IDEMPOTENCY_SECRET is not set, so it is derived from SECRET_KEY: rotating SECRET_KEY would make every idempotency key new "
+    "and run retries again. Set IDEMPOTENCY_SECRET to [a value of its own, "
+    "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after the longest `keep` or `remember`."
+)
 
 _PUBLISHED: Final = frozenset(
     {
@@ -49,24 +54,31 @@ def derived_secret(secret_key: str | bytes) -> bytes:
 
 
 def load_secrets(
-    configured: Any, secret_key: Any, *, in_memory: bool, lenient: bool
-) -> tuple[tuple[bytes, ...], list[str]]:
-    """Return the secrets, newest first, and warnings. Return no secrets if these cannot be used."""
+    loaded: Mapping[str, Any], secret_key: Any, *, in_memory: bool, lenient: bool
+) -> tuple[tuple[bytes, ...], list[str], list[str]]:
+    """Return the secrets of these options, newest first; what is wrong with them; and warnings."""
+    configured, required = loaded.get("secret"), loaded.get("encryption") == "required"
+    secrets, faults, warnings = tuple[bytes, ...](), list[str](), list[str]()
     if configured is not None:
         is_list = isinstance(configured, Sequence) and not isinstance(configured, str | bytes)
         listed = list(configured) if is_list else [configured]
-        return tuple(map(_bytes, listed)) if all(map(_is_secret, listed)) else (), []
-    if in_memory:
-        return (token_bytes(32),), []  # the records end with this process, so their names may too
-    if _is_secret(secret_key):
-        warning = (
-            "IDEMPOTENCY_SECRET is not set, so it is derived from SECRET_KEY: rotating SECRET_KEY would make every "
-            "idempotency key new and run retries again. Set IDEMPOTENCY_SECRET to [a value of its own, "
-            "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after the longest `keep` or "
-            "`remember`."
+        secrets = tuple(map(_bytes, listed)) if all(map(_is_secret, listed)) else ()
+    elif in_memory:
+        secrets = (token_bytes(32),)  # the records end with this process, so their names may too
+    elif _is_secret(secret_key):
+        secrets = (derived_secret(secret_key),)
+        warnings += [] if lenient else [_IS_DERIVED]
+    if required and configured is None:
+        pass  # a fault of encryption, which reports it
+    elif not secrets:
+        faults.append(
+            "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
+            f"Set it (or SECRET_KEY) to a long random value that is kept outside the store. {MAKE_ONE}."
         )
-        return (derived_secret(secret_key),), [] if lenient else [warning]
-    return (), []
+    elif loaded.get("enabled", True):
+        faults, unwise = secret_weaknesses(secrets, required=required, lenient=lenient)
+        warnings += unwise
+    return secrets, faults, warnings
 
 
 def secret_weaknesses(secrets: Sequence[bytes], *, required: bool, lenient: bool) -> tuple[list[str], list[str]]:
