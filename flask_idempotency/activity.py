@@ -101,13 +101,7 @@ class Activity:
     time reaches the store with the event of its request.
     """
 
-    def __init__(
-        self,
-        log: ActivityLog,
-        *,
-        owner: bytes,
-        renewer: LeaseRenewer | None = None,
-    ) -> None:
+    def __init__(self, log: ActivityLog, *, owner: bytes, renewer: LeaseRenewer | None = None) -> None:
         """`owner` is the mark of the application. Give no `renewer` whose leases a slow call could delay."""
         self._store = log
         self._owner = owner

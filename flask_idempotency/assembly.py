@@ -26,10 +26,7 @@ from flask_idempotency.settings import Settings
 
 _log = logging.getLogger("flask_idempotency")
 if TYPE_CHECKING:
-    from flask_idempotency.engine.capabilities import (
-        DataKeys,
-        Recovery,
-    )
+    from flask_idempotency.engine.capabilities import DataKeys
     from flask_idempotency.engine.journal import StepTransactions
     from flask_idempotency.engine.outbox import OutboxNames
     from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
@@ -100,14 +97,15 @@ def build(
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and has its claim strategy already. Remove this setting."
         )
-    if settings.configured_data_loss and system is settings.store and capabilities_of(system).data_loss is not None:
+    own = capabilities_of(system)
+    if settings.configured_data_loss and system is settings.store and own.data_loss is not None:
         named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.configured_data_loss)
         raise ConfigurationError(
             f"{named}: the store is an object, and has its RedisDataLossPolicy already. Remove these settings, and pass "
             "them to that policy."
         )
-    _check_shards(settings.tenant_shards, system)
-    transactions = capabilities_of(system).transactions
+    _check_shards(settings.tenant_shards, own.tenant_shards, store=type(system).__name__)
+    transactions = own.transactions
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
     # Use those of the tiered store: it also removes erased and re-encrypted responses from the cache.
     offered = capabilities_of(store)
@@ -117,6 +115,13 @@ def build(
 
         timed = TimedStore(store, timing)
     codec = _codec(settings, offered.data_keys, store=type(system).__name__)
+    recovery = offered.recovery
+    if recovery is not None and store is system and isinstance(system, KnowsCache):
+        # Another host may have a cache in front of this system, and this host cannot invalidate its responses. Then a record
+        # with a response is not resolved here: the cache would go on sending the old one.
+        from flask_idempotency.stores.tiered import CachedRecovery
+
+        recovery = CachedRecovery(recovery, lambda key, fence: not system.has_cache())
     deps = Dependencies(
         store=timed,
         codec=codec,
@@ -129,11 +134,11 @@ def build(
         step_transactions=cast("StepTransactions | None", transactions if hasattr(transactions, "join_step") else None),
         data_loss=offered.data_loss,
         void=offered.void,
-        recovery=_recovery(store, system),
+        recovery=recovery,
     )
     found = {name: getattr(offered, name) for name in CAPABILITIES}
     # The tables are those of the database, also behind a cache.
-    found |= {"schema": capabilities_of(system).schema, "recovery": deps.recovery}
+    found |= {"schema": own.schema, "recovery": recovery}
     return Services(
         **found,
         engine=Engine(deps),
@@ -143,16 +148,15 @@ def build(
     )
 
 
-def _check_shards(shards: int, system: Store) -> None:
+def _check_shards(shards: int, expected: int | None, *, store: str) -> None:
     """Raise `ConfigurationError` unless settings and store divide tenants into the same number of shards.
 
     Otherwise the store would not find the keys that the engine derives.
     """
-    expected = capabilities_of(system).tenant_shards
     if expected is None:
         if shards > 1:
             raise ConfigurationError(
-                f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions that a tenant could "
+                f"IDEMPOTENCY_TENANT_SHARDS: the store ({store}) has no partitions that a tenant could "
                 "outgrow. Remove this setting, or use a Redis store."
             )
     elif shards != expected:
@@ -160,21 +164,6 @@ def _check_shards(shards: int, system: Store) -> None:
             f"IDEMPOTENCY_TENANT_SHARDS: is {shards}, and the store was made for {expected}. Give it "
             f"rules=RedisDataLossPolicy(shards={shards}), or let it be made from a URL or a client."
         )
-
-
-def _recovery(store: Store, system: Store) -> Recovery | None:
-    """Return what resolves the records of other workers.
-
-    Another host may have a cache in front of this system, and this host cannot invalidate its responses. Then a record with a
-    response is not resolved here: the cache would go on sending the old one.
-    """
-    recovery = capabilities_of(store).recovery
-    if recovery is None or store is not system or not isinstance(system, KnowsCache):
-        return recovery
-    # Only for a cache in front of the store.
-    from flask_idempotency.stores.tiered import CachedRecovery
-
-    return CachedRecovery(recovery, lambda key, fence: not system.has_cache())
 
 
 def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:

@@ -18,14 +18,7 @@ from weakref import WeakSet
 from flask import Blueprint, Flask
 
 from flask_idempotency.activity import Activity, activity_of
-from flask_idempotency.assembly import (
-    Services,
-    build,
-    build_outbox_names,
-    build_outbox_table,
-    identities,
-    log_faults,
-)
+from flask_idempotency.assembly import Services, build, build_outbox_names, build_outbox_table, identities, log_faults
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, importing
@@ -242,18 +235,7 @@ class Idempotency:
             hooks.report()
         # Not before the report: an application registers act_for after it has set us up.
         policies.finishing = (callbacks, settings)
-        return AppState(
-            settings,
-            callbacks,
-            hooks,
-            built,
-            policies,
-            observers,
-            activity,
-            lost_fields,
-            self,
-            app=app,
-        )
+        return AppState(settings, callbacks, hooks, built, policies, observers, activity, lost_fields, self, app=app)
 
     def _check_policies(self, settings: Settings, offered: Mapping[str, bool]) -> None:
         """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use.

@@ -482,10 +482,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | str] = MappingProxyType(
         events.FinishGaveUp: (_counts("finish_gave_up"),),
         events.Resolved: (_counts("resolutions", _verb, _by),),
         events.ResolverAsked: (
-            _counts(
-                "resolver_undecided",
-                lambda event: event.answer if event.answer == "still-unknown" else "failed",
-            ),
+            _counts("resolver_undecided", lambda event: event.answer if event.answer == "still-unknown" else "failed"),
         ),
         events.Observation: (_counts("observations", lambda event: event.outcome),),
         events.TenantErased: (_counts("operator_actions", "tenant-erased"),),

@@ -28,27 +28,22 @@ def load_encryption(
     loaded: Mapping[str, Any], config: Mapping[str, Any], *, has_principal: bool
 ) -> tuple[KeyProvider | None, list[str]]:
     """Return the key ring of these options, and one sentence with its remedy for each part that encryption lacks."""
-    key_ring, faults = _key_ring(loaded.get("key_ring"))
+    key_ring, faults, source = None, list[str](), loaded.get("key_ring")
+    if source is not None:
+        try:
+            from flask_idempotency.codec import key_sources
+
+            key_ring = key_sources.load_ring(source)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "cryptography":
+                raise
+            faults = [
+                "IDEMPOTENCY_KEY_RING is set, and the cryptography package is not installed: pip install "
+                "'flask-idempotency[crypto]'."
+            ]
+        except ConfigurationError as error:
+            faults = [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
     return key_ring, [*faults, *_lacking(loaded, config, has_principal=has_principal)]
-
-
-def _key_ring(source: Any) -> tuple[KeyProvider | None, list[str]]:
-    """Return the ring that this option names, or the faults."""
-    if source is None:
-        return None, []
-    try:
-        from flask_idempotency.codec import key_sources
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cryptography":
-            raise
-        return None, [
-            "IDEMPOTENCY_KEY_RING is set, and the cryptography package is not installed: pip install "
-            "'flask-idempotency[crypto]'."
-        ]
-    try:
-        return key_sources.load_ring(source), []
-    except ConfigurationError as error:
-        return None, [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
 
 
 def _lacking(loaded: Mapping[str, Any], config: Mapping[str, Any], *, has_principal: bool) -> Iterator[str]:
