@@ -10,8 +10,8 @@ A record keeps the span of the run that holds its key, as `traceparent` has it. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from threading import Lock
 from typing import Final
 from weakref import WeakSet
@@ -59,13 +59,12 @@ class Telemetry:
     def __init__(self, app: Flask, *, name: str) -> None:
         """`name` is the value of the attribute `app` of each metric."""
         self._name = printable(name)
-        self._histograms = _histograms()
         self._counts: dict[str, dict[tuple[str, ...], float]] = {family: {} for family in _COUNTERS}
         self._known: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
         self._unlock()
         after_fork(self._unlock)
-        _counting().add(self)
-        _gauges().add(app, name=self._name)
+        _apps.add(self)
+        _gauges.add(app, name=self._name)
 
     def _unlock(self) -> None:
         # An exporter's thread may hold it while a server forks its workers.
@@ -120,7 +119,7 @@ class Telemetry:
                 about = FAMILIES[counts.family]
                 folded = about.folded(values)
                 if about.buckets:
-                    self._histograms[counts.family].record(amount, self._attributes(counts.family, folded))
+                    _histograms[counts.family].record(amount, self._attributes(counts.family, folded))
                     continue
                 # A counter of the SDK takes 15 µs for each sample. This one is read when the SDK collects.
                 with self._lock:
@@ -150,58 +149,46 @@ def _context_of(text: str) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-@cache
-def _meter() -> metrics.Meter:
-    # One for the process: an SDK warns of a second instrument of the same name. It follows a provider that is set later.
-    return metrics.get_meter("flask_idempotency")
+# Of the process, not of an application: an SDK warns of a second instrument of the same name. They follow a provider that is
+# set later.
 
-
-@cache
-def _histograms() -> dict[str, metrics.Histogram]:
-    """Return the histograms by the short names of their families."""
-    made = {}
-    for short, about in FAMILIES.items():
-        if about.buckets and short != "store_call_duration_seconds":
-            name, _, unit = short.rpartition("_")
-            made[short] = _meter().create_histogram(
-                f"idempotency.{name}",
-                unit=_UNITS[unit],
-                description=about.help,
-                explicit_bucket_boundaries_advisory=about.buckets,
-            )
-    return made
-
-
-@cache
-def _counting() -> WeakSet[Telemetry]:
-    """Return the applications of this process, whose counts an SDK reads when it collects."""
-    apps = WeakSet[Telemetry]()
-
-    def read(family: str, _: CallbackOptions) -> Iterable[Observation]:
-        for app in list(apps):
-            yield from app.observations(family)
-
-    for short in _COUNTERS:
-        about = FAMILIES[short].help
-        _meter().create_observable_counter(f"idempotency.{short}", [partial(read, short)], description=about)
-    return apps
-
+_meter: Final = metrics.get_meter("flask_idempotency")
+_apps: Final = WeakSet[Telemetry]()
+"""The applications whose counts an SDK reads when it collects."""
+_gauges: Final = Gauges()
+"""What reads the stores when an SDK collects, at most once in ten seconds."""
+_histograms: Final[Mapping[str, metrics.Histogram]] = {
+    short: _meter.create_histogram(
+        f"idempotency.{short.rpartition('_')[0]}",
+        unit=_UNITS[short.rpartition("_")[2]],
+        description=about.help,
+        explicit_bucket_boundaries_advisory=about.buckets,
+    )
+    for short, about in FAMILIES.items()
+    if about.buckets and short != "store_call_duration_seconds"
+}
+"""By the short names of their families."""
 
 NEVER_SECONDS: Final = 1e12
 """The age of a task that never ran. An SDK drops infinity and logs that at each export, so no alert would see it."""
 
 
-@cache
-def _gauges() -> Gauges:
-    """Return what reads the stores when an SDK collects, at most once in ten seconds."""
-    gauges = Gauges()
+def _read_counts(family: str, _: CallbackOptions) -> Iterable[Observation]:
+    for app in list(_apps):
+        yield from app.observations(family)
 
-    def read(name: str, _: CallbackOptions) -> Iterable[Observation]:
-        for family in gauges.collect():
-            if family.name == name:
-                yield from (Observation(min(sample.value, NEVER_SECONDS), sample.labels) for sample in family.samples)
 
-    for name, (about, _) in GAUGES.items():
-        shown = f"idempotency.{name.removeprefix('idempotency_')}"
-        _meter().create_observable_gauge(shown, [partial(read, name)], description=about)
-    return gauges
+def _read_gauge(name: str, _: CallbackOptions) -> Iterable[Observation]:
+    for family in _gauges.collect():
+        if family.name == name:
+            yield from (Observation(min(sample.value, NEVER_SECONDS), sample.labels) for sample in family.samples)
+
+
+for _short in _COUNTERS:
+    _meter.create_observable_counter(
+        f"idempotency.{_short}", [partial(_read_counts, _short)], description=FAMILIES[_short].help
+    )
+for _name, (_about, _) in GAUGES.items():
+    _meter.create_observable_gauge(
+        f"idempotency.{_name.removeprefix('idempotency_')}", [partial(_read_gauge, _name)], description=_about
+    )

@@ -289,9 +289,9 @@ def test_a_worker_that_is_forked_during_an_export_serves_requests(reader: InMemo
     """The thread of the exporter does not exist in the child, so no thread there would release its locks."""
     traced = Traced(namespace="forked")
     traced.world.view()(lambda: "paid")
-    (telemetry,) = [each for each in otel._counting() if each._name == "forked"]
+    (telemetry,) = [each for each in otel._apps if each._name == "forked"]
 
-    with telemetry._lock, otel._gauges()._lock:
+    with telemetry._lock, otel._gauges._lock:
         child = os.fork()
         if not child:
             signal.alarm(30)  # kills a child that waits
