@@ -16,10 +16,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from flask import Flask, Response
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.openapi.operations import Application, Operation, shape
 from flask_idempotency.openapi.policy_document import facts_of
 from flask_idempotency.settings.profiles import PROFILES, Dialect, Profile
-from flask_idempotency.web.policies import ResolvedPolicy
 from flask_idempotency.web.problem_types import PROBLEMS
 from flask_idempotency.web.problems import Problem, render
 
@@ -136,17 +136,17 @@ class _Description:
             whole = self._resolved(item) if "$ref" in item else item
             found = False
             for method, operation in _operations(whole):
-                resolved = self._policy(path, method, whole, operation)
-                if resolved is not None:
-                    self._describe(operation, whole, resolved)
+                promised = self._promised(path, method, whole, operation)
+                if promised is not None:
+                    self._describe(operation, whole, *promised)
                     found = True
             if found:
                 paths[path] = whole
 
-    def _policy(
+    def _promised(
         self, path: str, method: str, item: Mapping[str, Any], operation: Mapping[str, Any]
-    ) -> ResolvedPolicy | None:
-        """Return the policy of the rules that this path means.
+    ) -> tuple[Policy, dict[str, Any]] | None:
+        """Return the policy of the rules that this path means, and its facts.
 
         None: one of them takes no keys, they do not have the same policy, or none is of this application.
         """
@@ -165,7 +165,7 @@ class _Description:
         if not found or not all(each.guarded for each in found):
             return None
         facts = [facts_of(each.resolved.policy, self.application, deferred=each.resolved.deferred) for each in found]
-        return found[0].resolved if all(each == facts[0] for each in facts) else None
+        return (found[0].resolved.policy, facts[0]) if all(each == facts[0] for each in facts) else None
 
     def _served(self, domain: str | None) -> dict[tuple[str, str], list[Operation]]:
         """Return by shape and method the operations of this host or subdomain. None: of all."""
@@ -206,9 +206,9 @@ class _Description:
             with suppress(ValueError):  # it is no address yet
                 yield urlsplit(url)
 
-    def _describe(self, operation: dict[str, Any], item: Mapping[str, Any], resolved: ResolvedPolicy) -> None:
-        policy = resolved.policy
-        facts = facts_of(policy, self.application, deferred=resolved.deferred)
+    def _describe(
+        self, operation: dict[str, Any], item: Mapping[str, Any], policy: Policy, facts: Mapping[str, Any]
+    ) -> None:
         self._add_parameter(operation, item, facts)
         responses = operation["responses"] = operation.get("responses") or {}
         # In YAML, a response that is still to be written is null.

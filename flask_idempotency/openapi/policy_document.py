@@ -45,29 +45,21 @@ response, and faults of a request about the status of a key."""
 # What a policy means to a client.
 
 
-_OCCURS: Final[Mapping[str, Callable[[Policy, Any], bool]]] = {
+_OCCURS_IF: Final[Mapping[str, Callable[[Policy, Any], bool]]] = {
     "missing-key": lambda policy, state: policy.required,
-    "invalid-key": lambda policy, state: True,
-    "truncated-body": lambda policy, state: True,
     "request-too-large": lambda policy, state: policy.max_request_body is not None,
-    "in-flight": lambda policy, state: True,
-    "key-reused": lambda policy, state: True,
-    "outcome-unknown": lambda policy, state: True,
-    "store-unavailable": lambda policy, state: True,
     "memory-lost": lambda policy, state: state.built.data_loss is not None,
     "not-committed": lambda policy, state: policy.effects == "transactional",
     "commit-unknown": lambda policy, state: policy.effects == "transactional" and not policy.required,
     "transaction-conflict": lambda policy, state: policy.effects == "transactional",
     "request-paused": lambda policy, state: policy.effects == "steps",
-    "response-erased": lambda policy, state: True,
     "key-voided": lambda policy, state: policy.void,
     "key-expired": lambda policy, state: policy.lifetime > policy.keep,
     "quota-exceeded": lambda policy, state: state.settings.quota is not None or state.loaders.quota is not None,
     "replay-forbidden": lambda policy, state: state.loaders.replay_guard is not None,
     "principal-required": lambda policy, state: state.settings.allow_anonymous is not True,
-    "record-corrupt": lambda policy, state: True,
 }
-"""For each problem code whether a client can get it. No code is in both this and `NEVER_DESCRIBED`."""
+"""The problem codes that a client can get of some applications and policies. It can always get the others."""
 
 
 def facts_of(policy: Policy, application: Application, *, deferred: bool = False) -> dict[str, Any]:
@@ -108,7 +100,11 @@ def facts_of(policy: Policy, application: Application, *, deferred: bool = False
         "promise": promise_of(policy, forgets=application.forgets),
         "statuses": None if policy.decide is not None else statuses_of(policy),
         "replay_header": policy.replayed_header[0][0] if policy.replayed_header else None,
-        "problems": {code: statuses[code] for code, occurs in _OCCURS.items() if occurs(policy, application.state)},
+        "problems": {
+            code: status
+            for code, status in statuses.items()
+            if code not in NEVER_DESCRIBED and (code not in _OCCURS_IF or _OCCURS_IF[code](policy, application.state))
+        },
     }
 
 
