@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -84,15 +84,9 @@ def exit_on_error(*, as_json: bool = False) -> Iterator[None]:
     """End the command with one sentence and no traceback if the block raises an `IdempotencyError`."""
     try:
         yield
-    except Refused as error:
-        _end(str(error), NOT_IN_ORDER, as_json=as_json)
     except IdempotencyError as error:
-        _end(str(error), UNKNOWN, as_json=as_json)
-
-
-def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
-    say(json.dumps({"error": why}) if as_json else f"Error: {why}", err=not as_json)
-    raise SystemExit(code)
+        say(json.dumps({"error": str(error)}) if as_json else f"Error: {error}", err=not as_json)
+        raise SystemExit(NOT_IN_ORDER if isinstance(error, Refused) else UNKNOWN) from error
 
 
 def confirm(question: str, *why: Line, yes: bool) -> None:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import click
 from flask import current_app
 
-from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import (
-    NOT_IN_ORDER,
-    UNKNOWN,
-    Output,
-    confirm,
-    prints_json,
-    word_options,
-)
+from flask_idempotency.cli.context import NOT_IN_ORDER, UNKNOWN, Output, confirm, prints_json, word_options
 from flask_idempotency.cli.output import Line, Style, Styled
 from flask_idempotency.cli.progress import Counts, show_progress
-from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.maintenance.finish import FinishReport
@@ -33,7 +24,6 @@ from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
 from flask_idempotency.operations.browse import never_happened
 from flask_idempotency.operations.records import AuditNote, Refused
-from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
 from flask_idempotency.web.operator import built, policies, publish, settings
@@ -45,16 +35,20 @@ _LONGEST_BUDGET_SECONDS: Final = 7000
 """With `LOCK_SECONDS` less than `LONGEST_LOCK_SECONDS`: stores grant no longer lock."""
 
 
+Told: TypeAlias = tuple[Counts, bool, list[str]]
+"""What a report tells: its counts, whether all was in order, and sentences."""
+
+
 def _run(
     task: Task,
     budget: float,
     what: str,
-    told: Callable[[Any], tuple[Counts, bool, list[str]]],
+    told: Callable[[Any], Told],
     *,
     refusal: str,
     total: Callable[[], int | None] = lambda: None,
 ) -> Output:
-    """Run a task, and return what its report tells: `told` returns counts, whether all was in order, and sentences.
+    """Run a task, and return what its report tells.
 
     `what` names what it handles, in the plural, and `total` counts it beforehand, if anything but the task can. Raises
     `Refused` with the refusal if this application has no such work.
@@ -81,81 +75,9 @@ def _keys(count: int) -> str:
     return f"{count} key{'' if count == 1 else 's'}"
 
 
-def _reaped(report: ReapReport) -> tuple[Counts, bool, list[str]]:
-    done = report.quarantined + report.completed + report.released
-    lines = [
-        f"Quarantined, because their leases expired: {report.quarantined}.",
-        *_some(report.never_resumed, "Quarantined, because no retry resumed them: {}."),
-        *_some(report.waiting, "Their next retries take over: {}."),
-        *_some(
-            report.asked,
-            f"Resolvers were called for {_keys(report.asked)}: {report.completed} completed, {report.released} released, "
-            f"{report.resumed} resumed, {report.unknown} still unknown, {report.failed} failed.",
-        ),
-        *_some(
-            report.never_happened,
-            f"For {_keys(report.never_happened)}, {never_happened(report.believed_in)}: until then its worker may still run.",
-        ),
-        *_some(report.failed, "The log says which resolver failed, and how."),
-    ]
-    skipped = report.waiting + report.overtaken + report.unknown
-    return Counts(done, skipped, report.failed), not report.failed, lines
-
-
-def _finished(report: FinishReport) -> tuple[Counts, bool, list[str]]:
-    failed = report.failed + report.gave_up
-    lines = [
-        f"Finished, because no client had retried them: {report.completed}.",
-        *_some(report.waiting, "Not due yet, or without a kept request: {}."),
-        *_some(report.overtaken, "Their clients, or another janitor, were faster: {}."),
-        *_some(report.quarantined, "Quarantined, because the outcome is unknown: {}."),
-        *_some(report.failed, "Tried in vain, and tried again later: {}."),
-        *_some(report.gave_up, "Tried in vain for the last time: {}."),
-        *_some(report.unreadable, "Cannot be read, so only their clients finish them: {}."),
-        *_some(failed, "The log says why."),
-    ]
-    skipped = report.waiting + report.overtaken
-    return Counts(report.completed + report.quarantined, skipped, failed + report.unreadable), not failed, lines
-
-
-def _rotated(report: RotateReport) -> tuple[Counts, bool, list[str]]:
-    lines = [
-        f"Sealed again: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
-        f"Data keys disabled: {report.closed}. Data keys deleted: {report.retired}.",
-        *_some(
-            report.plain,
-            "Not encrypted, and left as they are: {}. `flask idempotency seal` encrypts the responses that you stored before "
-            "you switched encryption on.",
-        ),
-        *_some(
-            report.unreadable,
-            "Cannot be opened: {}. `flask idempotency keys status` says whether a key is missing in the ring.",
-        ),
-        *_some(report.blocked, "Left alone, because their tenants' data keys cannot be used for now: {}."),
-        *_some(not report.done, f"Run it again after {GRACE_SECONDS / 60:g} minutes, to delete the old data keys too."),
-    ]
-    failed = report.unreadable + report.blocked
-    return Counts(report.resealed + report.wiped, report.passed_over + report.plain, failed), not failed, lines
-
-
-def _reconciled(report: ReconcileReport) -> tuple[Counts, bool, list[str]]:
-    lines = [
-        f"Tenants: {report.tenants}. Ledgers corrected: {report.drifted}.",
-        *_some(
-            report.drifted,
-            f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unfinished claims.",
-        ),
-        *_some(report.busy, "Changed during the count, and left for the next run: {}."),
-    ]
-    return Counts(report.tenants, report.busy), not report.drifted, lines
-
-
-def _old_responses(parts: Services, chosen: Settings) -> int | None:
-    """Return how many responses the newest key of the ring does not seal: these a run looks at."""
-    if parts.responses is None or chosen.key_ring is None:
-        return None
-    newest = chosen.key_ring.newest
-    return sum(count for kid, count in parts.responses.count().items() if kid != newest)
+def _not_under(newest: str, counted: Mapping[str, int]) -> int:
+    """Return how many of these responses the newest key of the ring does not seal."""
+    return sum(count for kid, count in counted.items() if kid != newest)
 
 
 def _budget_option(seconds: float) -> Callable[[Callable[..., Output]], Callable[..., Output]]:
@@ -181,12 +103,34 @@ def reap_command(budget: float) -> Output:
     Example:
       $ flask idempotency reap --budget 60
     """
+
+    def told(report: ReapReport) -> Told:
+        done = report.quarantined + report.completed + report.released
+        lines = [
+            f"Quarantined, because their leases expired: {report.quarantined}.",
+            *_some(report.never_resumed, "Quarantined, because no retry resumed them: {}."),
+            *_some(report.waiting, "Their next retries take over: {}."),
+            *_some(
+                report.asked,
+                f"Resolvers were called for {_keys(report.asked)}: {report.completed} completed, {report.released} released, "
+                f"{report.resumed} resumed, {report.unknown} still unknown, {report.failed} failed.",
+            ),
+            *_some(
+                report.never_happened,
+                f"For {_keys(report.never_happened)}, {never_happened(report.believed_in)}: until then its worker may still "
+                "run.",
+            ),
+            *_some(report.failed, "The log says which resolver failed, and how."),
+        ]
+        skipped = report.waiting + report.overtaken + report.unknown
+        return Counts(done, skipped, report.failed), not report.failed, lines
+
     recovery = built().recovery
     return _run(
         "reap",
         budget,
         "claims",
-        _reaped,
+        told,
         refusal="The store of this application cannot be searched for claims: it has no `recovery`.",
         total=lambda: None if recovery is None else recovery.counts().lapsed,
     )
@@ -205,9 +149,25 @@ def finish_command(budget: float) -> Output:
     Example:
       $ flask idempotency finish --budget 60
     """
+
+    def told(report: FinishReport) -> Told:
+        failed = report.failed + report.gave_up
+        lines = [
+            f"Finished, because no client had retried them: {report.completed}.",
+            *_some(report.waiting, "Not due yet, or without a kept request: {}."),
+            *_some(report.overtaken, "Their clients, or another janitor, were faster: {}."),
+            *_some(report.quarantined, "Quarantined, because the outcome is unknown: {}."),
+            *_some(report.failed, "Tried in vain, and tried again later: {}."),
+            *_some(report.gave_up, "Tried in vain for the last time: {}."),
+            *_some(report.unreadable, "Cannot be read, so only their clients finish them: {}."),
+            *_some(failed, "The log says why."),
+        ]
+        skipped = report.waiting + report.overtaken
+        return Counts(report.completed + report.quarantined, skipped, failed + report.unreadable), not failed, lines
+
     recovery = built().recovery
     refusal = 'No endpoint of this application has finish="janitor", so there is nothing to finish.'
-    output = _run("finish", budget, "requests", _finished, refusal=refusal)
+    output = _run("finish", budget, "requests", told, refusal=refusal)
     running = 0 if recovery is None else recovery.counts().in_flight
     waiting = _some(running, "Not looked at, because the leases of their workers still run: {}, of all endpoints.")
     every = [(name, policies().resolve(name, method)) for name, method in policies().pairs()]
@@ -229,7 +189,7 @@ def expire_command(budget: float) -> Output:
       $ flask idempotency expire
     """
 
-    def told(report: ExpireReport) -> tuple[Counts, bool, list[str]]:
+    def told(report: ExpireReport) -> Told:
         removed = f"Expired records removed, or reduced to a remembered key: {report.removed}."
         return Counts(report.removed), True, [removed]
 
@@ -252,14 +212,44 @@ def rotate_command(budget: float) -> Output:
     Example:
       $ flask idempotency rotate
     """
+
+    def told(report: RotateReport) -> Told:
+        lines = [
+            f"Sealed again: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
+            f"Data keys disabled: {report.closed}. Data keys deleted: {report.retired}.",
+            *_some(
+                report.plain,
+                "Not encrypted, and left as they are: {}. `flask idempotency seal` encrypts the responses that you stored "
+                "before you switched encryption on.",
+            ),
+            *_some(
+                report.unreadable,
+                "Cannot be opened: {}. `flask idempotency keys status` says whether a key is missing in the ring.",
+            ),
+            *_some(report.blocked, "Left alone, because their tenants' data keys cannot be used for now: {}."),
+            *_some(
+                not report.done, f"Run it again after {GRACE_SECONDS / 60:g} minutes, to delete the old data keys too."
+            ),
+        ]
+        failed = report.unreadable + report.blocked
+        return Counts(report.resealed + report.wiped, report.passed_over + report.plain, failed), not failed, lines
+
     parts, chosen = built(), settings()
+    responses, ring = parts.responses, chosen.key_ring
     if chosen.encryption == "off":
         refusal = "Encryption is off, so there is nothing to seal again: set IDEMPOTENCY_ENCRYPTION to on."
-    elif parts.responses is None or parts.data_keys is None:
+    elif responses is None or parts.data_keys is None:
         refusal = "This store cannot list its responses, so they cannot be sealed again."
     else:
         refusal = "There is no key ring: set IDEMPOTENCY_KEY_RING."
-    return _run("rotate", budget, "responses", _rotated, refusal=refusal, total=partial(_old_responses, parts, chosen))
+    return _run(
+        "rotate",
+        budget,
+        "responses",
+        told,
+        refusal=refusal,
+        total=lambda: None if responses is None or ring is None else _not_under(ring.newest, responses.count()),
+    )
 
 
 @cli.command("reconcile")
@@ -274,13 +264,25 @@ def reconcile_command(budget: float) -> Output:
     Example:
       $ flask idempotency reconcile
     """
+
+    def told(report: ReconcileReport) -> Told:
+        lines = [
+            f"Tenants: {report.tenants}. Ledgers corrected: {report.drifted}.",
+            *_some(
+                report.drifted,
+                f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unfinished claims.",
+            ),
+            *_some(report.busy, "Changed during the count, and left for the next run: {}."),
+        ]
+        return Counts(report.tenants, report.busy), not report.drifted, lines
+
     ledger = built().ledger
     why = "Quotas are off in this application" if ledger else "The store of this application does not count"
     return _run(
         "reconcile",
         budget,
         "tenants",
-        _reconciled,
+        told,
         refusal=f"{why}, so there is nothing to reconcile.",
         total=lambda: None if ledger is None else len(ledger.tenants()),
     )
@@ -324,21 +326,14 @@ def doctor_command(verbose: bool, worker_timeout: float | None, proxy_timeout: f
         "complete": examination.complete,
         "findings": [{**asdict(each), "verdict": each.verdict.value} for each in examination.findings],
     }
-    code = UNKNOWN if not examination.complete else 0 if examination.in_order else NOT_IN_ORDER
-    return Output(found, _findings(examination.findings, verbose=verbose), code)
-
-
-def _findings(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
-    """Yield the findings, the worst first, and one line that counts them."""
-    fine = [each for each in findings if each.verdict is Verdict.FINE]
+    findings, lines = examination.findings, list[Line]()
     for each in findings:
         if verbose or each.verdict is not Verdict.FINE:
-            yield _verdict(each.verdict), f"{each.check}: {each.text}"
-            if each.remedy:
-                yield " " * VERDICT_WIDTH, f"→ {each.remedy}"
+            lines.append((_verdict(each.verdict), f"{each.check}: {each.text}"))
+            lines += [(" " * VERDICT_WIDTH, f"→ {each.remedy}")] if each.remedy else []
+    fine = [each.check for each in findings if each.verdict is Verdict.FINE]
     if fine and not verbose:
-        yield _verdict(Verdict.FINE), ", ".join(dict.fromkeys(each.check for each in fine))
-    yield ""
+        lines.append((_verdict(Verdict.FINE), ", ".join(dict.fromkeys(fine))))
     counts = Counter(each.verdict for each in findings)
     named = [
         (counts[Verdict.FAULT], "fault", "faults"),
@@ -346,7 +341,9 @@ def _findings(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
         (counts[Verdict.ADVICE], "piece of advice", "pieces of advice"),
     ]
     said = [f"{count} {one if count == 1 else many}" for count, one, many in named if count]
-    yield ", ".join([*said, f"{len(fine)} {'check' if len(fine) == 1 else 'checks'} fine"])
+    lines += ["", ", ".join([*said, f"{len(fine)} {'check' if len(fine) == 1 else 'checks'} fine"])]
+    code = UNKNOWN if not examination.complete else 0 if examination.in_order else NOT_IN_ORDER
+    return Output(found, lines, code)
 
 
 def _verdict(verdict: Verdict) -> Styled:
@@ -393,7 +390,7 @@ def seal_command(yes: bool, word: AuditNote) -> Output:
     if not plain:
         return Output(asdict(SealReport()), [_NOTHING])
     confirm("Seal them?", _WARNING.format(plain=plain), yes=yes)
-    total = sum(count for kid, count in counted.items() if kid != chosen.key_ring.newest)
+    total = _not_under(chosen.key_ring.newest, counted)
     sealed, finished = 0, False
 
     def count(so_far: int) -> None:

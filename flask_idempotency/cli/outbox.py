@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Final
 
@@ -58,7 +58,10 @@ def relay_command(once: bool, poll: float) -> Output:
     Example:
       $ flask idempotency relay
     """
-    with _ended_by_signals() as stop:
+    stop = Stop()
+    with ExitStack() as ends:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            ends.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
         services = outbox_of()
         if faults := services.table.faults():
             raise Refused(" ".join(faults))
@@ -69,17 +72,6 @@ def relay_command(once: bool, poll: float) -> Output:
         else:
             total = run(relay, stop=stop, poll=poll, on_pass=_reporter())
     return Output(_counted(total), [f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}."])
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[Stop]:
-    stop = Stop()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _reporter() -> Callable[[RelayReport], None]:

@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import click
 from flask import current_app
@@ -28,11 +28,11 @@ from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.operations import activity
 from flask_idempotency.operations.examination import kept_health
 from flask_idempotency.operations.identity import IdentityChange, look
-from flask_idempotency.operations.records import Condition, Refused, paused_among
-from flask_idempotency.operations.report import EndpointReport, Report, Suggestion, as_object, report
+from flask_idempotency.operations.records import Condition, paused_among
+from flask_idempotency.operations.report import EndpointReport, as_object, report
 from flask_idempotency.operations.times import format_duration, format_edge, moment
 from flask_idempotency.web.monitors import shape_in
-from flask_idempotency.web.operator import built, policies, recovery, settings, state
+from flask_idempotency.web.operator import built, needed, policies, recovery, settings, state
 from flask_idempotency.web.policy_table import suggested
 
 WATCHED_SPAN: Final = 3600.0
@@ -144,7 +144,18 @@ def _last_runs(ran: Mapping[str, TaskReport] | None) -> list[str]:
         return ["This store keeps no task log, so it cannot tell whether a janitor runs."]
     if not ran:
         return ["No janitor task has ever reported: start a janitor, or run its tasks by cron."]
-    return [f"{clean(task)}: {ago(run.ago)}{_did(run.facts())}" for task, run in sorted(ran.items())]
+    lines = []
+    for task, run in sorted(ran.items()):
+        did = run.facts()
+        # Escaped, because a report comes from a store. Its counts that are 0 tell nothing.
+        counts = [
+            f"{clean(str(name)).replace('_', ' ')} {clean(str(count))}"
+            for name, count in did.items()
+            if count and name not in ("finished", "seconds")
+        ]
+        said = ", ".join([*counts, *(["not finished"] if did.get("finished") is False else [])])
+        lines.append(f"{clean(task)}: {ago(run.ago)}" + (f": {said}" if said else ""))
+    return lines
 
 
 def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
@@ -156,18 +167,6 @@ def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
 
 def _count(name: str, count: int | None, otherwise: str = "not known") -> str:
     return f"{name}: {otherwise if count is None else count}"
-
-
-def _did(did: Mapping[str, Any]) -> str:
-    """Return the counts of a report that are not 0, escaped: a report comes from a store."""
-    counts = [
-        f"{clean(str(name)).replace('_', ' ')} {clean(str(count))}"
-        for name, count in did.items()
-        if count and name not in ("finished", "seconds")
-    ]
-    unfinished = ["not finished"] if did.get("finished") is False else []
-    said = ", ".join([*counts, *unfinished])
-    return f": {said}" if said else ""
 
 
 # `--since` and `--watch`.
@@ -185,9 +184,7 @@ _MORE_COUNTERS: Final = tuple(
 
 def _activity(seconds: float, *, watch: bool, wide: bool) -> Output | None:
     """Return the activity of these last seconds; or print it again and again, until Ctrl-C."""
-    log = built().activity
-    if log is None:
-        raise Refused("The store of this application keeps no activity.")
+    log = needed(built().activity, "The store of this application keeps no activity.")
     owner = owner_mark(settings().namespace)
     found, old = activity.summary(log, owner, seconds=seconds), ""
     if not watch:
@@ -282,26 +279,17 @@ def report_command(since: float, wide: bool) -> Output:
     Example:
       $ flask idempotency report --since 7d
     """
-    parts = built()
-    if parts.activity is None:
-        raise Refused("The store of this application keeps no activity, so there is nothing to report.")
-    found = report(parts.activity, owner_mark(settings().namespace), seconds=since)
+    why = "The store of this application keeps no activity, so there is nothing to report."
+    found = report(needed(built().activity, why), owner_mark(settings().namespace), seconds=since)
     known, made = suggested(found)
-    return Output(as_object(found, made), _report_lines(found, known, made, wide=wide))
-
-
-def _report_lines(
-    found: Report, known: Mapping[str, Policy], made: Mapping[str, Sequence[Suggestion]], *, wide: bool
-) -> Iterator[Line]:
+    shown, length = as_object(found, made), format_duration(found.seconds)
     if not found.endpoints:
-        yield f"No request was counted in the last {format_duration(found.seconds)}.{why_none()}"
-        return
-    yield (
-        f"The last {format_duration(found.seconds)}, until {moment(found.now)}. In mode observe and warn, no request was "
-        "refused or replayed:"
-    )
+        return Output(shown, [f"No request was counted in the last {length}.{why_none()}"])
     rows = (_report_row(name, known.get(name), each) for name, each in found.endpoints.items())
-    yield from table(rows, without=() if wide else _RARE_OF_REPORT)
+    lines = [
+        f"The last {length}, until {moment(found.now)}. In mode observe and warn, no request was refused or replayed:",
+        *table(rows, without=() if wide else _RARE_OF_REPORT),
+    ]
     callers = [
         {"endpoint": clean(name), "caller": caller, "requests": f"{seen:,}", "with key": f"{keyed:,}"}
         for name, each in found.endpoints.items()
@@ -310,13 +298,13 @@ def _report_lines(
         if seen
     ]
     if callers:
-        yield from ("", "The observed requests, by the credential of the caller:", *table(callers))
+        lines += ["", "The observed requests, by the credential of the caller:", *table(callers)]
     for name, suggestions in made.items():
-        if suggestions:
-            yield from ("", Styled(f"{clean(name)}:", Style.HEAD))
-        for each in suggestions:
-            said = "=".join(filter(None, (each.keyword, each.value))) or "note"
-            yield Styled(f"{said:<19} ", Style.WARNING), each.reason
+        lines += ["", Styled(f"{clean(name)}:", Style.HEAD)] if suggestions else []
+        for suggestion in suggestions:
+            said = "=".join(filter(None, (suggestion.keyword, suggestion.value))) or "note"
+            lines.append((Styled(f"{said:<19} ", Style.WARNING), suggestion.reason))
+    return Output(shown, lines)
 
 
 def _report_row(name: str, policy: Policy | None, found: EndpointReport) -> dict[str, str]:

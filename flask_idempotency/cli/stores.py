@@ -25,7 +25,7 @@ from flask_idempotency.engine.store import RoleSchema, Schema
 from flask_idempotency.operations import admin
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration, moment
-from flask_idempotency.web.operator import built, publish, settings, state
+from flask_idempotency.web.operator import built, needed, publish, settings, state
 
 # `flask idempotency db`
 
@@ -139,9 +139,7 @@ def status() -> Output:
     Example:
       $ flask idempotency keys status
     """
-    parts, ring = built(), settings().key_ring
-    if ring is None:
-        raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
+    parts, ring = built(), needed(settings().key_ring, "There is no key ring: set IDEMPOTENCY_KEY_RING.")
     if parts.responses is None or parts.data_keys is None:
         raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
     report = admin.keys_status(ring, parts.responses, parts.data_keys, parts.journals)
@@ -202,7 +200,7 @@ def init(is_new: bool, word: AuditNote) -> Output:
     Example:
       $ flask idempotency redis init --reason "new store"
     """
-    memory = _memory()
+    memory = needed(built().data_loss, _ELSEWHERE)
     risk = _RISK_OF_INIT.format(store_id=clean(memory.rules.store_id))
     store_id, created = admin.initialise(
         memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new)
@@ -229,7 +227,7 @@ def status_() -> Output:
     Example:
       $ flask idempotency redis status
     """
-    memory = _memory()
+    memory = needed(built().data_loss, _ELSEWHERE)
     status = admin.memory_status(memory)
     standing = status.standing
     found = {
@@ -260,7 +258,7 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
     Example:
       $ flask idempotency redis ack --reason "restored from the 03:00 snapshot"
     """
-    memory = _memory()
+    memory = needed(built().data_loss, _ELSEWHERE)
     before = admin.memory_status(memory)
     admin.check_acknowledgeable(before, forced=force)
     lost, finished = before.standing.losses, False
@@ -276,13 +274,6 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
     head = "Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run."
     found = {"acknowledged": dict(lost), "store_id": store_id, "named": memory.rules.store_id is not None}
     return Output(found, [head, *_name_it(memory, store_id)])
-
-
-def _memory() -> DataLossDetector:
-    memory = built().data_loss
-    if memory is None:
-        raise Refused(_ELSEWHERE)
-    return memory
 
 
 def _redis_lines(status: admin.DataLossReport, memory: DataLossDetector) -> list[Line]:

@@ -8,15 +8,8 @@ from typing import Final
 import click
 
 from flask_idempotency.cli import Commands, cli
-from flask_idempotency.cli.context import (
-    Output,
-    chosen,
-    confirm,
-    prints_json,
-    tenant_options,
-    word_options,
-)
-from flask_idempotency.cli.output import Cell, Line, Style, Styled, short_name, table
+from flask_idempotency.cli.context import Output, chosen, confirm, prints_json, tenant_options, word_options
+from flask_idempotency.cli.output import Line, Style, Styled, short_name, table
 from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaSet
@@ -104,17 +97,15 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool) -> Output:
         "configured": _limits(configured),
         "tenants": [{"tenant": each.name, "usage": _used(each), "limits": _limits(each.limits)} for each in shown],
     }
-    lines = [line for each in shown for line in ("", *_quota_lines(each, configured))][1:]
-    return Output(found, [*(lines or ["No tenant has a ledger."]), *_not_counting()])
-
-
-def _quota_lines(shown: TenantUsage, configured: Quota | None) -> list[Line]:
-    own, theirs = _limits(shown.limits), _limits(configured)
-    rows: list[dict[str, Cell]] = [
-        {"limit": limit, "has": str(used), "set by hand": _shown(own[limit]), "configured": _shown(theirs[limit])}
-        for limit, used in _used(shown).items()
-    ]
-    return [Styled(short_name(shown.name or "(no tenant)"), Style.HEAD), *table(rows)]
+    lines, theirs = list[Line](), _limits(configured)
+    for each in shown:
+        own = _limits(each.limits)
+        rows = (
+            {"limit": limit, "has": str(used), "set by hand": _shown(own[limit]), "configured": _shown(theirs[limit])}
+            for limit, used in _used(each).items()
+        )
+        lines += ["", Styled(short_name(each.name or "(no tenant)"), Style.HEAD), *table(rows)]
+    return Output(found, [*(lines[1:] or ["No tenant has a ledger."]), *_not_counting()])
 
 
 def _not_counting() -> list[str]:

@@ -65,17 +65,24 @@ STEP_VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 
 def settle(visit: Visit, handle: str) -> Page:
     """Say what became of a quarantined request."""
-    return _resolved(visit, handle, "settle", _possible)
+    return _resolved(visit, handle, "settle")
 
 
 def release(visit: Visit, handle: str) -> Page:
     """Let the next retry of a request run, in whatever state its record is."""
-    return _resolved(visit, handle, "release", lambda case: ["never"])
+    return _resolved(visit, handle, "release")
 
 
-def _resolved(visit: Visit, handle: str, action: Action, verdicts: Callable[[Case], list[str]]) -> Page:
+def _resolved(visit: Visit, handle: str, action: Action) -> Page:
     view, case, fields = _opened(visit, handle, action)
-    policy, message, possible = operator.policy_for(case.first.record.info), view.method == MESSAGE, verdicts(case)
+    policy, message = operator.policy_for(case.first.record.info), view.method == MESSAGE
+    possible, payload = ["never"], case.first.record.payload
+    if action == "settle":
+        possible.append("happened")
+        if payload is not None and not case.first.record.erased and payload.sealed_by != ERASED:
+            possible.append("reopen")
+        if not any(resume_fault(found.record, operator.recorded_of(found)[0], ()) for found in case.found):
+            possible.append("resume")
     shared = {
         **_shared(view, case, page=action),
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
@@ -88,7 +95,12 @@ def _resolved(visit: Visit, handle: str, action: Action, verdicts: Callable[[Cas
         if verdict not in possible:
             raise Invalid("Choose what happened. Nothing was changed.")
         stored, dropped = _response(fields, view, case) if verdict == "happened" else (None, [])
-        said = _consequence(verdict, stored, message=message)
+        said = VERDICTS[verdict][1]
+        if stored is not None and message:
+            said = f"The next delivery gets {'this value' if stored.kept else 'no value'}, and the work does not run again."
+        elif stored is not None:
+            what = operator.described(stored) if stored.kept else f"`response-not-kept` with status {stored.status}"
+            said = f"Retries get {what}, and the view does not run again."
         forced = verdict == "never" and bool(shared["against"])
         if not _confirmed(fields, forced=forced):
             carried = {name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")}
@@ -352,17 +364,6 @@ def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
     )
 
 
-def _possible(case: Case) -> list[str]:
-    """Return what can be said of this quarantined request."""
-    payload = case.first.record.payload
-    verdicts = ["happened", "never"]
-    if payload is not None and not case.first.record.erased and payload.sealed_by != ERASED:
-        verdicts.append("reopen")
-    if not any(resume_fault(found.record, operator.recorded_of(found)[0], ()) for found in case.found):
-        verdicts.append("resume")
-    return verdicts
-
-
 def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[StoredResponse, list[str]]:
     """Return what retries will get, and the names of the header fields that they will not."""
     about = case.first.record.info
@@ -388,16 +389,6 @@ def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[
             f"The body has {len(body):,} bytes, and this endpoint keeps {policy.max_body:,}. Nothing was changed."
         )
     return operator.response_for(policy, int(status), body, content_type=media_type or None)
-
-
-def _consequence(verdict: str, stored: StoredResponse | None, *, message: bool) -> str:
-    """Return what follows, in one sentence."""
-    if verdict != "happened" or stored is None:
-        return VERDICTS[verdict][1]
-    if message:
-        return f"The next delivery gets {'this value' if stored.kept else 'no value'}, and the work does not run again."
-    what = operator.described(stored) if stored.kept else f"`response-not-kept` with status {stored.status}"
-    return f"Retries get {what}, and the view does not run again."
 
 
 def _done(visit: Visit, view: RecordView, case: Case, done: ResolveReport, said: str) -> str:

@@ -20,7 +20,7 @@ from flask_idempotency.console.access import Action, Stopped, may
 from flask_idempotency.console.visit import FRESH_SECONDS, HANDLE, ConsoleResponse, Visit
 from flask_idempotency.console.wording import now_of, readable
 from flask_idempotency.engine.activity import CALLERS
-from flask_idempotency.engine.capabilities import SeenRecord, UnfinishedCounts
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
@@ -92,10 +92,14 @@ def overview(visit: Visit) -> str:
     began = time.perf_counter()
     now = parts.tasks.now() if parts.tasks is not None else None
     took = time.perf_counter() - began
-    counts, completed, paused, urgent = None, None, 0, list[RecordView]()
+    counts, completed, paused, urgent, states = None, None, 0, list[RecordView](), None
     if parts.recovery is not None:
         counts, completed = parts.recovery.counts(), parts.recovery.about_completed()
         paused = paused_among(parts.recovery, parts.journals, most=MOST_PAUSED) if counts.lapsed else 0
+        numbers = (counts.quarantined, max(counts.lapsed - paused, 0), paused or None, counts.in_flight, completed)
+        # Without the states that the store cannot count.
+        each_state = zip(Condition, numbers, strict=True)
+        states = charts.shares([(each.value, n, each.tone) for each, n in each_state if n is not None])
         if counts.quarantined:
             urgent = _seen(visit, browse.oldest_quarantined(parts.recovery, limit=MOST_URGENT))
     kept = None if parts.task_log is None else kept_health(parts.task_log, owner)
@@ -106,7 +110,7 @@ def overview(visit: Visit) -> str:
         counts=counts,
         completed=completed,
         paused=paused,
-        states=None if counts is None else charts.shares(_states(counts, completed, paused)),
+        states=states,
         urgent=urgent,
         ids=short_ids(view.handle for view in urgent),
         janitor=None if parts.tasks is None else _janitor(parts.tasks),
@@ -129,12 +133,6 @@ def span_of(default: str) -> str:
     if span not in SPANS:
         raise Stopped(400, "There is no such time span", f"Choose one of {', '.join(SPANS)}.")
     return span
-
-
-def _states(counts: UnfinishedCounts, completed: int | None, paused: int) -> list[tuple[str, int, str]]:
-    """Return the name, number and tone of each state that the store can count."""
-    numbers = (counts.quarantined, max(counts.lapsed - paused, 0), paused or None, counts.in_flight, completed)
-    return [(each.value, n, each.tone) for each, n in zip(Condition, numbers, strict=True) if n is not None]
 
 
 def _seen(visit: Visit, found: Sequence[SeenRecord]) -> list[RecordView]:

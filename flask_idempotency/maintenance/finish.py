@@ -56,32 +56,19 @@ class FinishReport(RunReport):
     """Requests that cannot be read, that stopped before the newest secret was added, or whose secret is not listed any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """When the janitor tries to finish a request. Seconds since the epoch by the store's clock."""
+def next_try(journal: Journal, *, ended: float, within: float) -> float:
+    """Return when this request is tried next, in seconds since the epoch by the store's clock.
 
-    next: float
-    """When the next try is due. Infinite: none is left."""
-    number: int
-    """The number of that try, from 1 up."""
-    gave_up: bool
-    """Whether all tries are used up."""
-
-
-def schedule(journal: Journal, *, ended: float, within: float) -> Schedule | None:
-    """Return when this request is tried next. None: it is not kept, or no effect of it is recorded.
-
-    `ended` is when its lease ended. No try begins `within` seconds or more after the first one was due.
+    Infinite: all tries are used up, the request is not kept, or no effect of it is recorded. `ended` is when its lease ended.
+    No try begins `within` seconds or more after the first one was due.
     """
-    if journal.kept_request is None or not any(entry.has_effect for entry in journal.entries):
-        return None
     tries = journal.tries
-    number = len(tries) + 1
-    if number > MOST_TRIES:
-        return Schedule(inf, number, gave_up=True)
+    kept = journal.kept_request is not None and any(entry.has_effect for entry in journal.entries)
+    if not kept or len(tries) >= MOST_TRIES:
+        return inf
     first, last = (tries[0].began_at, tries[-1].began_at) if tries else (ended, ended)
     due = max(last + PAUSES_SECONDS[len(tries)], ended)
-    return Schedule(due if due < first + within else inf, number, gave_up=False)
+    return due if due < first + within else inf
 
 
 def finish(
@@ -138,9 +125,9 @@ def finish(
             journal = journals.read(found.key)
         except CorruptRecord:
             return "unreadable"
-        planned = schedule(journal, ended=record.deadline, within=seconds)
-        if planned is None or planned.next > horizon or record.deadline + seconds <= horizon:
-            seen[rid] = record.token, inf if planned is None else planned.next
+        due = next_try(journal, ended=record.deadline, within=seconds)
+        if due > horizon or record.deadline + seconds <= horizon:
+            seen[rid] = record.token, due
             return "waiting"
         return attempt(found, journal)
 

@@ -299,6 +299,9 @@ quotes it."""
 MOST_LOOKED_AT: Final = 100_000
 """The most completed records that a search reads: some ten seconds on Redis, and fewer on a database."""
 
+MOST_NAMED: Final = 10
+"""Candidates that the error about an ambiguous id lists."""
+
 Read = Callable[[StorageKey], "Record | None"]
 
 
@@ -380,7 +383,13 @@ def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, 
     if len(found) == 1:
         return handle_of(found.popitem()[0])
     if found:
-        raise Refused(_ambiguous(list(found.values())))
+        ids = short_ids(map(handle_of, found))
+        lines = [f"{len(found)} records have an id that begins so. Name one of them:"]
+        for each in sorted(found.values(), key=urgency)[:MOST_NAMED]:
+            about = f"{condition(each.record).value}  {printable(each.record.info.operation)}"
+            lines.append(f"  {ids[handle_of(each.key)]}  {about}")
+        lines += [f"  and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+        raise Refused("\n".join(lines))
     if len(short) < SHOWN:
         raise Refused(
             "No unfinished record has an id that begins so. Name a completed record by its whole id or by --key. "
@@ -390,21 +399,6 @@ def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, 
         "No record has this id from a log, or an id that begins so: it was released, or it expired. Name a completed record by "
         "its whole id or by --key."
     )
-
-
-MOST_NAMED: Final = 10
-"""Candidates that the error about an ambiguous id lists."""
-
-
-def _ambiguous(found: Sequence[SeenRecord]) -> str:
-    ids = short_ids(handle_of(each.key) for each in found)
-    ordered = sorted(found, key=urgency)
-    lines = [
-        f"  {ids[handle_of(each.key)]}  {condition(each.record).value}  {printable(each.record.info.operation)}"
-        for each in ordered[:MOST_NAMED]
-    ]
-    rest = [f"  and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
-    return "\n".join([f"{len(found)} records have an id that begins so. Name one of them:", *lines, *rest])
 
 
 def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:

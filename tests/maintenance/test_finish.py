@@ -14,7 +14,7 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.journal import KEPT_REQUEST, MOST_TRIES, TRY, Entry, Journal, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.maintenance.finish import MOST_ATTEMPTS, PAUSES_SECONDS, FinishReport, finish, schedule
+from flask_idempotency.maintenance.finish import MOST_ATTEMPTS, PAUSES_SECONDS, FinishReport, finish, next_try
 from flask_idempotency.maintenance.janitor import Batcher
 
 NOW = 1000.0
@@ -47,28 +47,20 @@ def test_there_is_a_pause_before_each_try() -> None:
     ),
 )
 def test_a_try_is_due_after_its_pause_and_after_the_lease(tries: Sequence[float], ended: float, due: float) -> None:
-    found = schedule(journal(*tries), ended=ended, within=24 * HOUR)
-
-    assert found is not None
-    assert (due, len(tries) + 1, False) == (found.next, found.number, found.gave_up)
+    assert due == next_try(journal(*tries), ended=ended, within=24 * HOUR)
 
 
 def test_no_try_is_left_after_the_last() -> None:
-    found = schedule(journal(1.0, 2.0, 3.0, 4.0, 5.0), ended=6.0, within=24 * HOUR)
-
-    assert found is not None
-    assert (inf, True) == (found.next, found.gave_up)
+    assert inf == next_try(journal(1.0, 2.0, 3.0, 4.0, 5.0), ended=6.0, within=24 * HOUR)
 
 
 def test_no_try_begins_at_the_end_of_resume_within() -> None:
-    by_then = [schedule(journal(5.0), ended=5.0, within=within) for within in (30.0, 30.1)]
-
-    assert [inf, 35.0] == [found.next for found in by_then if found is not None]
+    assert [inf, 35.0] == [next_try(journal(5.0), ended=5.0, within=within) for within in (30.0, 30.1)]
 
 
 @pytest.mark.parametrize("left", (journal(kept=False), journal(effects="pure"), Journal()))
-def test_what_has_no_effect_or_is_not_kept_has_no_schedule(left: Journal) -> None:
-    assert schedule(left, ended=0.0, within=HOUR) is None
+def test_what_has_no_effect_or_is_not_kept_is_never_tried(left: Journal) -> None:
+    assert inf == next_try(left, ended=0.0, within=HOUR)
 
 
 class Yard:
