@@ -10,15 +10,7 @@ import click
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.cli import cli, record_options
-from flask_idempotency.cli.context import (
-    Output,
-    chosen,
-    duration,
-    instant,
-    prints_json,
-    tenant_options,
-    wide_option,
-)
+from flask_idempotency.cli.context import Output, chosen, duration, instant, prints_json, tenant_options, wide_option
 from flask_idempotency.cli.output import Cell, Line, Styled, ago, clean, facts, facts_of, short_name, state_of, table
 from flask_idempotency.engine.audit import SAYS
 from flask_idempotency.engine.capabilities import SeenRecord
@@ -62,7 +54,11 @@ def policy_command(endpoint: str | None, wide: bool) -> Output:
         rare = {*rare, *(name for name in _OFTEN_EMPTY if all(_as_line(row)[name] == "-" for row in rows))}
         parts = [table(map(_as_line, rows), without=rare), table(map(_consumer_line, inboxes), without=rare)]
     else:
-        parts = [*map(_policy_lines, rows), *map(_consumer_lines, inboxes)]
+        parts = [_policy_lines(row) for row in rows]
+        for each in inboxes:
+            values = policy_table.consumer_values(each).items()
+            gone = f"{printable(each.name)}: a vanished worker's key is {policy_table.abandoned(each.policy)}"
+            parts.append([gone, *table({"value": n, "is": policy_table.spelled(n, value)} for n, value in values)])
     lines = [line for part in parts if part for line in ("", *part)][1:]
     messages = [
         {
@@ -91,12 +87,6 @@ def _consumer_line(each: Operation) -> dict[str, str]:
         "max runtime": format_duration(policy.max_runtime),
         "resolver": "yes" if each.name in operator.state().loaders.resolvers else "-",
     }
-
-
-def _consumer_lines(each: Operation) -> list[Line]:
-    values = policy_table.consumer_values(each).items()
-    rows = ({"value": name, "is": policy_table.spelled(name, value)} for name, value in values)
-    return [f"{printable(each.name)}: a vanished worker's key is {policy_table.abandoned(each.policy)}", *table(rows)]
 
 
 def _as_line(row: policy_table.PolicyRow) -> dict[str, str]:

@@ -10,13 +10,7 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import Commands, cli
-from flask_idempotency.cli.context import (
-    NOT_IN_ORDER,
-    Output,
-    confirm,
-    exit_on_error,
-    word_options,
-)
+from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, exit_on_error, word_options
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, clean, facts, say, table
 from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import importing

@@ -21,18 +21,17 @@ from flask_idempotency.console.visit import (
     add_missing_headers,
     static_file,
 )
-from flask_idempotency.engine.errors import (
-    ConfigurationError,
-    CorruptRecord,
-    KeyProviderUnavailable,
-    StoreUnavailable,
-)
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.policies import MARK, Mark
 
 CHANGES_PER_HOUR: Final = 30
 YEAR_SECONDS: Final = 365 * 86400
+NEEDS_HTTPS: Final = (
+    "This request came over plain HTTP, where others can read it and act as you. If a proxy ends TLS, wrap the application in "
+    "werkzeug.middleware.proxy_fix.ProxyFix with x_proto=1 and x_host=1. In a trusted network: Console(…, allow_http=True)."
+)
 
 
 def send_file(visit: Visit, name: str) -> Response:
@@ -86,10 +85,18 @@ class Console(Blueprint):
         if faults or authorize is None:
             raise ConfigurationError(*faults)
         super().__init__(name, __name__, url_prefix=url_prefix.rstrip("/"))
-        self._authorize: Authorize = authorize
         self._allow_http = allow_http
-        self._changes_per_hour = changes_per_hour
-        self.record(self._mount)
+
+        def mount(setup: BlueprintSetupState) -> None:
+            # A blueprint may serve several applications, and has no state: what each of them counts is kept in it.
+            setup.app.extensions.setdefault(EXTENSION, {})[self] = Mounted(
+                authorize=authorize,
+                any_scheme=allow_http or setup.app.debug or setup.app.testing,
+                attempts=Attempts(most=changes_per_hour),
+                tenants=Tenants(),
+            )
+
+        self.record(mount)
         for path, view, methods in (
             ("/", pages.overview, ["GET"]),
             ("/records", pages.records, ["GET"]),
@@ -115,15 +122,6 @@ class Console(Blueprint):
             self.add_url_rule(path, "unknown", unknown, methods=methods, provide_automatic_options=False)
         self.after_request(add_missing_headers)
 
-    def _mount(self, setup: BlueprintSetupState) -> None:
-        """Make what this application's console counts: a blueprint may serve several applications, and has no state."""
-        setup.app.extensions.setdefault(EXTENSION, {})[self] = Mounted(
-            authorize=self._authorize,
-            any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
-            attempts=Attempts(most=self._changes_per_hour),
-            tenants=Tenants(),
-        )
-
     def _served(self, page: Callable[..., Any], *, needs_store: bool = True) -> Callable[..., Response]:
         """Return a view that runs this page for an operator, and answers what stops it with a page that says why."""
 
@@ -131,7 +129,9 @@ class Console(Blueprint):
         def view(**arguments: Any) -> Response:
             visit = Visit(current_app.extensions[EXTENSION][self])
             try:
-                self._check_transport(visit)
+                visit.transported = request.is_secure or self._allow_http or current_app.debug or current_app.testing
+                if not visit.transported:
+                    raise Stopped(403, "The console needs HTTPS", NEEDS_HTTPS)
                 if needs_store:
                     visit.check_application()
                 return visit.respond(page(visit, **arguments))
@@ -161,15 +161,3 @@ class Console(Blueprint):
         # A form of the console claims no key, whatever the application requires of its views.
         setattr(view, MARK, Mark(exempt=True))
         return view
-
-    def _check_transport(self, visit: Visit) -> None:
-        visit.transported = request.is_secure or self._allow_http or current_app.debug or current_app.testing
-        if visit.transported:
-            return
-        raise Stopped(
-            403,
-            "The console needs HTTPS",
-            "This request came over plain HTTP, where others can read it and act as you. If a proxy ends TLS, wrap the "
-            "application in werkzeug.middleware.proxy_fix.ProxyFix with x_proto=1 and x_host=1. In a trusted network: "
-            "Console(…, allow_http=True).",
-        )

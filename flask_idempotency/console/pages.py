@@ -33,14 +33,7 @@ from flask_idempotency.operations.activity import Figures, summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
 from flask_idempotency.operations.examination import keep_health, kept_health
 from flask_idempotency.operations.outbox import unsent
-from flask_idempotency.operations.records import (
-    SHORT,
-    Condition,
-    RecordView,
-    Refused,
-    paused_among,
-    short_ids,
-)
+from flask_idempotency.operations.records import SHORT, Condition, RecordView, Refused, paused_among, short_ids
 from flask_idempotency.operations.report import report
 from flask_idempotency.operations.times import epoch_of, seconds_of
 from flask_idempotency.web import operator, policy_table

@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from flask_idempotency.engine.capabilities import (
-    DataKey,
-    DataKeys,
-    Page,
-    RecordPage,
-    Recovery,
-    Responses,
-    every,
-)
+from flask_idempotency.engine.capabilities import DataKey, DataKeys, Page, RecordPage, Recovery, Responses, every
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -75,17 +67,13 @@ def wipe(
     """
     counts: Counter[str] = Counter()
 
-    def erase(page: Page) -> int:
-        for answer in page.answers:
-            payload = answer.record.payload
-            if payload is None or not answer.record.erased:
-                continue
-            done = payload.sealed_by != ERASED and responses.replace(answer.key, payload, wiped(payload))
+    def erase(one: _Stored) -> None:
+        if one.erased:
+            done = one.payload.sealed_by != ERASED and one.replace(wiped(one.payload))
             counts["wiped" if done else "passed_over"] += 1
             on_progress(counts["wiped"])
-        return len(page.answers)
 
-    steps = [pages(partial(responses.scan, tid=tid), erase) for tid in tids]
+    steps = [_through_responses(responses, erase, tid=tid) for tid in tids]
     if recovery is not None:
         resolve = recovery.resolve
 
@@ -100,17 +88,7 @@ def wipe(
 
         steps += [pages(partial(recovery.scan, State.QUARANTINED, tid=tid), complete) for tid in tids]
     if journals is not None:
-        replace_step = journals.replace
-
-        def erase_steps(page: StepPage) -> int:
-            for answer in page.answers:
-                payload = answer.entry.payload
-                if payload is not None and answer.erased and payload.sealed_by != ERASED:
-                    counts["wiped"] += replace_step(answer.key, answer.entry.id, payload, wiped(payload))
-                    on_progress(counts["wiped"])
-            return len(page.answers)
-
-        steps += [pages(partial(journals.walk, tid=tid), erase_steps) for tid in tids]
+        steps += [_through_steps(journals, erase, tid=tid) for tid in tids]
 
     def step(limit: int) -> BatchResult:
         # As one step, so that the budget ends it between two ids too: a tenant may have many, with few records each.
@@ -249,7 +227,7 @@ def rotate(
             disable(tid, key)
     used: set[tuple[bytes, int]] = set()
 
-    def look(one: _Sealed) -> None:
+    def look(one: _Stored) -> None:
         outcome: _Outcome | None = None
         if one.token.startswith(owner):
             plain = one.payload.sealed_by is None and not one.erased
@@ -257,9 +235,9 @@ def rotate(
         if outcome not in ("resealed", "wiped"):
             used.update(_used_by(one.key, one.payload))
 
-    steps = [_through_responses(responses, codec, newest, look)]
+    steps = [_through_responses(responses, look, other_than=newest)]
     if journals is not None:
-        steps.append(_through_steps(journals, codec, newest, look))
+        steps.append(_through_steps(journals, look, other_than=newest))
     ended = drain.run(*steps)
     if ended.finished:
         if recovery is not None:
@@ -297,7 +275,7 @@ def seal_plain(
     """
     reseal = _Resealing(codec)
 
-    def look(one: _Sealed) -> None:
+    def look(one: _Stored) -> None:
         if one.payload.sealed_by is not None or not one.token.startswith(owner):
             return
         if one.erased:
@@ -305,27 +283,25 @@ def seal_plain(
         elif reseal(one) == "resealed":
             on_progress(reseal.counts["resealed"])
 
-    drain.run(_through_responses(responses, codec, ring.newest, look))
+    drain.run(_through_responses(responses, look, other_than=ring.newest))
     counts = reseal.counts
     return SealReport(counts["resealed"], counts["passed_over"], counts["unreadable"], counts["blocked"])
 
 
 @dataclass(frozen=True, slots=True)
-class _Sealed:
-    """A stored response or the result of a step, and how it is opened, sealed and replaced."""
+class _Stored:
+    """A stored response or the result of a step, what it is sealed for, and how it is replaced."""
 
     key: StorageKey
     token: bytes
     erased: bool
     payload: StoredPayload
-    context: Any
-    open: Callable[[StoredPayload, Any], Any]
-    seal: Callable[[Any, Any], StoredPayload]
+    context: SealContext | StepContext
     replace: Callable[[StoredPayload], bool]
 
 
-def _through_responses(responses: Responses, codec: Codec, newest: str, look: Callable[[_Sealed], object]) -> Step:
-    """Return the step of a task that looks at all responses but those that the newest key protects."""
+def _through_responses(responses: Responses, look: Callable[[_Stored], object], **only: Any) -> Step:
+    """Return the step of a task that looks at the responses of this `tid`, or at those sealed `other_than` under a key."""
 
     def handle(page: Page) -> int:
         for answer in page.answers:
@@ -333,17 +309,14 @@ def _through_responses(responses: Responses, codec: Codec, newest: str, look: Ca
             if payload is not None:
                 context = SealContext(key, record.token, record.fence, record.fingerprint)
                 replaced = partial(responses.replace, key, payload)
-                look(_Sealed(key, record.token, record.erased, payload, context, codec.open, codec.seal, replaced))
+                look(_Stored(key, record.token, record.erased, payload, context, replaced))
         return len(page.answers)
 
-    return pages(partial(responses.scan, other_than=newest), handle)
+    return pages(partial(responses.scan, **only), handle)
 
 
-def _through_steps(journals: Journals, codec: Codec, newest: str, look: Callable[[_Sealed], object]) -> Step:
-    """Return the step of a task that looks at all results of steps but those that the newest key protects."""
-
-    def seal(opened: tuple[bytes, bytes | None], context: StepContext) -> StoredPayload:
-        return codec.steps.seal(*opened, context)
+def _through_steps(journals: Journals, look: Callable[[_Stored], object], **only: Any) -> Step:
+    """Return the step of a task that looks at the results of steps in the same way."""
 
     def handle(page: StepPage) -> int:
         for answer in page.answers:
@@ -351,10 +324,10 @@ def _through_steps(journals: Journals, codec: Codec, newest: str, look: Callable
             if payload is not None:
                 context = entry.context(key, answer.fingerprint)
                 replaced = partial(journals.replace, key, entry.id, payload)
-                look(_Sealed(key, answer.token, answer.erased, payload, context, codec.steps.open, seal, replaced))
+                look(_Stored(key, answer.token, answer.erased, payload, context, replaced))
         return len(page.answers)
 
-    return pages(partial(journals.walk, other_than=newest), handle)
+    return pages(partial(journals.walk, **only), handle)
 
 
 class _Resealing:
@@ -365,7 +338,7 @@ class _Resealing:
         self._blocked: set[bytes] = set()
         self.counts: Counter[str] = Counter()
 
-    def __call__(self, one: _Sealed) -> _Outcome:
+    def __call__(self, one: _Stored) -> _Outcome:
         # Try each tenant once: neither its damage nor an outage of the key service ends soon.
         outcome = "blocked" if one.key.tid in self._blocked else self._reseal(one)
         if outcome == "blocked":
@@ -380,25 +353,29 @@ class _Resealing:
         self.counts[outcome] += 1
         return outcome
 
-    def _reseal(self, one: _Sealed) -> _Outcome:
+    def _reseal(self, one: _Stored) -> _Outcome:
+        codec, context = self._codec, one.context
         if one.payload.sealed_by == ERASED:
             return "passed_over"
         if one.erased:
             return "wiped" if one.replace(wiped(one.payload)) else "passed_over"
         try:
-            opened = one.open(one.payload, one.context)
+            if isinstance(context, StepContext):
+                seal = partial(codec.steps.seal, *codec.steps.open(one.payload, context), context)
+            else:
+                seal = partial(codec.seal, codec.open(one.payload, context), context)
         except (CorruptRecord, RingMismatch):
             return "unreadable"
         except KeyProviderUnavailable:
             return "blocked"
         for _ in range(2):
             try:
-                resealed = one.seal(opened, one.context)
+                resealed = seal()
                 if resealed.sealed_by is None:
                     raise ConfigurationError(_IN_CLEAR)
                 return "resealed" if one.replace(resealed) else "passed_over"
             except DataKeyMissing:
-                self._codec.forget(one.key)
+                codec.forget(one.key)
             except KeyProviderUnavailable:
                 return "blocked"
         return "passed_over"

@@ -181,6 +181,7 @@ def shown(
     about, now = record.info, _now(record)
     unfinished = record.state is not State.COMPLETED
     completed_at = None if record.fingerprint == VOIDED else record.completed_at
+    idle, lives = idle_seconds(record, lease=policy.lease), max_remaining(record, max_runtime=policy.max_runtime)
     return RecordView(
         handle=handle_of(found.key),
         record=label,
@@ -197,7 +198,7 @@ def shown(
         lease_left=round(record.remaining, 3) if unfinished and record.remaining > 0 else None,
         on_expiry=record.on_expiry.value,
         reason="voided" if record.fingerprint == VOIDED else record.reason,
-        owner=_owner(record, policy) if unfinished else None,
+        owner=OwnerView(round(idle, 3), round(lives, 3)) if unfinished else None,
         completed_at=None if completed_at is None else moment(completed_at),
         duration=None if completed_at is None else round(completed_at - record.requested_at, 3),
         expires_at=None if unfinished else moment(now + record.remaining),
@@ -264,11 +265,6 @@ def is_paused_in(found: SeenRecord, journals: Journals) -> bool:
 
 def _now(record: Record) -> float:
     return record.deadline - record.remaining
-
-
-def _owner(record: Record, policy: Policy) -> OwnerView:
-    lives = max_remaining(record, max_runtime=policy.max_runtime)
-    return OwnerView(round(idle_seconds(record, lease=policy.lease), 3), round(lives, 3))
 
 
 def _answer(record: Record) -> ResponseView | None:
