@@ -14,7 +14,6 @@ from typing import Final
 import click
 from flask import current_app
 
-from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, duration, prints_json, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
@@ -27,7 +26,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.operations import activity
 from flask_idempotency.operations.examination import kept_health
-from flask_idempotency.operations.identity import IdentityChange, look
+from flask_idempotency.operations.identity import look
 from flask_idempotency.operations.records import Condition, paused_among
 from flask_idempotency.operations.report import EndpointReport, as_object, report
 from flask_idempotency.operations.times import format_duration, format_edge, moment
@@ -100,7 +99,10 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
         "tenants": None if parts.ledger is None else len(parts.ledger.tenants()),
     }
     ran = None if parts.tasks is None else parts.tasks.reports()
-    changes, paused = _identity(parts), paused_among(found, parts.journals)
+    changes, paused = None, paused_among(found, parts.journals)
+    if log is not None:
+        app = current_app._get_current_object()  # type: ignore[attr-defined]
+        changes = look(log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
     health = None if log is None else kept_health(log, owner_mark(settings().namespace))
     shown = {
         "standing": asdict(standing),
@@ -156,13 +158,6 @@ def _last_runs(ran: Mapping[str, TaskReport] | None) -> list[str]:
         said = ", ".join([*counts, *(["not finished"] if did.get("finished") is False else [])])
         lines.append(f"{clean(task)}: {ago(run.ago)}" + (f": {said}" if said else ""))
     return lines
-
-
-def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
-    if parts.task_log is None:
-        return None
-    app = current_app._get_current_object()  # type: ignore[attr-defined]
-    return look(parts.task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
 def _count(name: str, count: int | None, otherwise: str = "not known") -> str:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from flask_idempotency.engine.activity import EDGES, HOUR, QUARANTINED
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.activity import GROUPS, Figures, Point, Summary
+from flask_idempotency.operations.activity import GROUPS, Figures, Summary
 from flask_idempotency.operations.times import format_edge
 
 WIDTH: Final = 520
@@ -56,7 +56,11 @@ class Chart:
 
 def stacked(shown: Summary) -> Chart:
     """Return the outcomes of a time span as stacked bars."""
-    buckets = _together(shown.series)
+    # Several buckets make one bar if there are too many.
+    size = -(-len(shown.series) // MOST_BARS) or 1
+    bars = [shown.series[first : first + size] for first in range(0, len(shown.series), size)]
+    summed = [Figures(sum((Counter(point.figures.counts) for point in bar), Counter())) for bar in bars]
+    buckets = [(bar[0].start, each.groups, each.of(QUARANTINED)) for bar, each in zip(bars, summed, strict=True)]
     most = _nice(max((sum(groups.values()) for _, groups, _ in buckets), default=0))
     totals = {group: sum(groups[group] for _, groups, _ in buckets) for group in GROUPS}
     quarantined = sum(number for _, _, number in buckets)
@@ -169,22 +173,6 @@ def _level(y: float, label: str) -> tuple[Markup, Markup]:
         _element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y),
         _element("text", label, class_="label end", x=LEFT - 6, y=y + 4),
     )
-
-
-def _together(series: Sequence[Point]) -> list[tuple[int, dict[str, int], int]]:
-    """Return the groups of each bar, and how many keys were quarantined in its time.
-
-    Several buckets make one bar if there are too many.
-    """
-    size = -(-len(series) // MOST_BARS) or 1
-    bars = []
-    for begin in range(0, len(series), size):
-        counts = Counter[str]()
-        for point in series[begin : begin + size]:
-            counts.update(point.figures.counts)
-        figures = Figures(counts)
-        bars.append((series[begin].start, figures.groups, figures.of(QUARANTINED)))
-    return bars
 
 
 def _times(starts: Sequence[int], length: int, slot: float) -> list[Markup]:

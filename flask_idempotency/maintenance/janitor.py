@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -271,12 +271,12 @@ class ReconcileReport(RunReport):
     """Buckets that changed during their count. The next run counts them."""
 
 
-def reconcile(ledger: Ledger, *, drain: Batcher, tids: Iterable[bytes] | None = None) -> ReconcileReport:
-    """Recount the records of these tenants, by default of all, and correct their ledgers.
+def reconcile(ledger: Ledger, *, drain: Batcher) -> ReconcileReport:
+    """Recount the records of all tenants, and correct their ledgers.
 
     Raises `StoreUnavailable` if the store does not answer; the ledgers that were corrected until then stay correct.
     """
-    left = list(ledger.tenants() if tids is None else tids)
+    left = list(ledger.tenants())
     counts: Counter[str] = Counter()
 
     def step(limit: int) -> BatchResult:

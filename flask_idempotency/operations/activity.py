@@ -160,15 +160,13 @@ class Summary:
     """Every bucket of the span, the oldest first. One without counts has empty figures."""
 
 
-def summary(log: ActivityLog, owner: bytes, *, seconds: float, length: int | None = None) -> Summary:
+def summary(log: ActivityLog, owner: bytes, *, seconds: float) -> Summary:
     """Return the activity of the last `seconds` of the application with this mark: see `keys.owner_mark`.
 
-    `length` is that of a bucket: `MINUTE` or `HOUR`; by default minutes for a span of up to `MINUTES_UP_TO`. A span that is
-    longer than the store keeps such buckets is shortened. Raises `StoreUnavailable` if the store does not answer.
+    A span of up to `MINUTES_UP_TO` has buckets of a minute, and a longer one, up to `LONGEST_SPAN`, buckets of an hour. Raises
+    `StoreUnavailable` if the store does not answer.
     """
-    if length is None:
-        length = names.MINUTE if seconds <= MINUTES_UP_TO else names.HOUR
-    seconds = min(seconds, names.KEPT_SECONDS[length])
+    length = names.MINUTE if seconds <= MINUTES_UP_TO else names.HOUR
     page = log.read(owner, length=length, seconds=seconds)
     found = {bucket.start: bucket.counts for bucket in page.buckets}
     first, last = (int(time // length * length) for time in (page.now - seconds, page.now))

@@ -133,13 +133,11 @@ def browse(
     *,
     journals: Journals | None = None,
     identities: Sequence[Identity] = (),
-    rows: int | None = None,
 ) -> BrowsePage:
     """Return the page of this list that begins here.
 
     `identities` name a record in logs. Raises `StoreUnavailable` if the store does not answer.
     """
-    rows = ROWS if rows is None else rows
     scans, found, looked_at, calls, reads = wanted.scans(), dict[bytes, SeenRecord](), 0, 0, 0
     scan, after = place.scan, place.after
 
@@ -150,13 +148,13 @@ def browse(
 
     while (
         scan < len(scans)
-        and (wanted.newest or len(found) < rows)
+        and (wanted.newest or len(found) < ROWS)
         and looked_at < MOST_LOOKED_AT
         and calls < MOST_CALLS
         and reads < MOST_JOURNALS
     ):
         state, tid = scans[scan]
-        page = recovery.scan(state, after=after, limit=rows, tid=tid)
+        page = recovery.scan(state, after=after, limit=ROWS, tid=tid)
         looked_at, calls = looked_at + len(page.found), calls + 1
         for each in page.found:
             # One of each: during a rotation of secrets a use of a key has several records.
@@ -166,7 +164,7 @@ def browse(
                 found[each.record.token] = each
         scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
     ordered = sorted(found.values(), key=order_of(wanted))
-    shown = ordered[: 2 * rows] if wanted.newest else ordered
+    shown = ordered[: 2 * ROWS] if wanted.newest else ordered
     following = None if scan >= len(scans) else Place(scan, after)
     return BrowsePage(tuple(shown), looked_at, following, len(ordered) - len(shown))
 

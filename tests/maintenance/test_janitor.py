@@ -349,11 +349,11 @@ def test_expire_counts_what_it_removed_before_a_failure(clock: FrozenClock) -> N
 
 
 def test_an_untouched_ledger_has_no_drift(office: Office) -> None:
-    keys = [office.answer(quota=Quota()) for _ in range(3)]
+    for _ in range(3):
+        office.answer(quota=Quota())
     office.claim(quota=Quota())
 
     assert ReconcileReport(tenants=4) == reconcile(office.store.ledger, drain=Batcher())
-    assert ReconcileReport(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Batcher())
 
 
 def test_a_reconciliation_adds_up_what_each_ledger_was_wrong_by() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.activity import EDGES, HOUR, KEPT_SECONDS, MINUTE, OUTCOMES, ActivityLog, Counts
+from flask_idempotency.engine.activity import EDGES, HOUR, MINUTE, OUTCOMES, ActivityLog, Counts
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.operations.activity import (
     GROUPS,
@@ -116,13 +116,6 @@ def test_a_long_span_is_shown_by_hour(log: ActivityLog, seconds: float, length: 
     found = summary(log, OWNER, seconds=seconds)
 
     assert (found.length, len(found.series)) == (length, points)
-
-
-def test_the_caller_may_choose_the_buckets_and_gets_no_longer_span_than_is_kept(log: ActivityLog) -> None:
-    found = summary(log, OWNER, seconds=LONGEST_SPAN, length=MINUTE)
-
-    assert found.seconds == KEPT_SECONDS[MINUTE]
-    assert len(found.series) == KEPT_SECONDS[MINUTE] // MINUTE + 1
 
 
 def test_percentiles_merge_over_endpoints_and_buckets(log: ActivityLog, clock: FrozenClock) -> None:

@@ -67,14 +67,15 @@ def every(store: Any, wanted: Browsing, **options: Any) -> tuple[list[SeenRecord
     return found, pages
 
 
-def test_pages_show_every_record_once_and_the_quarantined_ones_first() -> None:
+def test_pages_show_every_record_once_and_the_quarantined_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flask_idempotency.operations.browse.ROWS", 20)
     store = Scans(
         processing=[seen(number) for number in range(70)],
         quarantined=[seen(number, state=State.QUARANTINED) for number in range(100, 130)],
         completed=[seen(number, state=State.COMPLETED) for number in range(200, 210)],
     )
 
-    found, pages = every(store, Browsing(), rows=20)
+    found, pages = every(store, Browsing())
 
     assert 100 == len(found) == len({each.key.rid for each in found})
     assert State.QUARANTINED is found[0].record.state
