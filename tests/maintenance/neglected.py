@@ -19,7 +19,7 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.quota import EXTRA, Tenant
-from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD
+from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, Kit
 from tests.forgiving import redis_store
 from tests.maintenance.yard import PAID, label
 
@@ -74,16 +74,16 @@ class Neglected:
 
     @staticmethod
     def store_of(store: Any, clock: FrozenClock, *, size: int = 12) -> Neglected:
-        tenant = Tenant(store)
+        tenant = Tenant(Kit(store, clock))
         over = [tenant.complete() for _ in range(size)]
         clock.advance(KEEP + EXTRA + 1)
-        lapsed = [tenant.claim()[0] for _ in range(size)]
-        waiting = [tenant.claim(on_expiry=OnExpiry.TAKEOVER)[0] for _ in range(size)]
+        lapsed = [tenant.begin()[0] for _ in range(size)]
+        waiting = [tenant.begin(on_expiry=OnExpiry.TAKEOVER)[0] for _ in range(size)]
         clock.advance(LEASE + 1)
         living = [tenant.complete() for _ in range(size)]
         held = list[StorageKey]()
         for _ in range(size):
-            key, token = tenant.claim()
+            key, token = tenant.begin()
             store.quarantine(key, token, "view-crashed")
             held.append(key)
         before = {key: store.read(key) for key in (*living, *lapsed, *waiting, *held)}

@@ -18,7 +18,7 @@ from flask_idempotency.engine.model import ERASED, Grant, OnExpiry, Record, Stat
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, CapableStore, a_key, a_request, walked
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, CapableStore, Kit, a_key, a_request
 from tests.backends import BACKENDS
 from tests.lab.programs import REDIS_KINDS
 from tests.sql_backends import maria_database, sql_databases, sql_stores
@@ -92,7 +92,7 @@ class Life:
             record = replace(record, fence=fences.get(record.fence, -1), remaining=0.0)
         usage = side.store.ledger.usage(self.key.tid)
         # A record that is in no index is met by no janitor, resolver or operator.
-        met = [self.key in walked(side.store, state, tid=self.key.tid) for state in State]
+        met = [self.key in Kit(side.store, self.clock).walked(state, tid=self.key.tid) for state in State]
         counted = usage.records, usage.bytes, usage.in_flight
         return record, entries, journal.erased, journal.complete, counted, met
 

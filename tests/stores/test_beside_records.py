@@ -31,12 +31,12 @@ from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
+    Kit,
     a_key,
     a_request,
     a_token,
     for_each,
     granted,
-    walked,
 )
 from flask_idempotency.testing.proxy import TcpProxy
 from tests.backends import MakeStore, make_kept
@@ -67,7 +67,7 @@ def test_no_list_count_or_quota_finds_what_is_kept_beside_records(make_kept: Mak
 
     def looks() -> list[object]:
         return [
-            *(walked(store, state, tid=key.tid) for state in State),
+            *(Kit(store, clock).walked(state, tid=key.tid) for state in State),
             store.ledger.usage(key.tid),
             store.ledger.reconcile(key.tid),
             store.recovery.counts().in_flight,

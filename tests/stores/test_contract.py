@@ -28,6 +28,7 @@ from flask_idempotency.testing.contract import (
 from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
+from flask_idempotency.testing.contract.support import Kit
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import BACKENDS, HELD_TO, held_to
 from tests.long import LONG
@@ -127,10 +128,10 @@ class TestVoids(VoidContract):
 
     @pytest.mark.soak
     @pytest.mark.timeout(3600)
-    def test_no_schedule_of_very_many_runs_a_voided_key(self, store: Any, clock: FrozenClock) -> None:
+    def test_no_schedule_of_very_many_runs_a_voided_key(self, kit: Kit) -> None:
         """The same as the shipped contract, with 100,000 schedules."""
         for seed in range(100_000):
-            contract.voiding.run_schedule(store, clock, seed)
+            contract.voiding.run_schedule(kit, seed)
 
 
 class TestJournals(JournalsContract):

@@ -38,7 +38,6 @@ from flask_idempotency.testing.contract.remembering import RemembersContract
 from flask_idempotency.testing.contract.resolution import ForceReleasing, Resolving
 from flask_idempotency.testing.contract.settling import MarkingCorrupt, Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
-from flask_idempotency.testing.contract.support import Contract
 from flask_idempotency.testing.contract.voiding import VoidContract
 
 __all__ = [
@@ -60,7 +59,6 @@ __all__ = [
 
 
 class StoreContract(
-    Contract,
     Claiming,
     Ownership,
     Settling,
@@ -75,13 +73,13 @@ class StoreContract(
     """The contract of `flask_idempotency.engine.store.Store`. Override `store`."""
 
 
-class LedgerContract(Contract, Counting, Limiting, Recounted):
+class LedgerContract(Counting, Limiting, Recounted):
     """The contract of `flask_idempotency.engine.capabilities.Ledger`, and of claims with a quota. Override `store`."""
 
 
-class RecoveryContract(Contract, Reaping, ResolverQueue, Resolving, ForceReleasing, Listing):
+class RecoveryContract(Reaping, ResolverQueue, Resolving, ForceReleasing, Listing):
     """The contract of `flask_idempotency.engine.capabilities.Recovery`. Override `store`."""
 
 
-class SettledContract(Contract, SettledLedger, SettledSecrets):
+class SettledContract(SettledLedger, SettledSecrets):
     """The contract of `Recovery` for a store that also has quotas and data keys. Override `store`."""

@@ -14,33 +14,17 @@ from flask_idempotency.testing.contract.quota import EXTRA, Tenant
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
-    LEASE,
     PAYLOAD,
-    CapableStore,
     Contract,
+    Kit,
     Standing,
     a_key,
-    a_request,
     a_token,
     for_each,
-    found,
-    granted,
     near,
-    placed,
-    stand,
 )
-from flask_idempotency.testing.doubles import FrozenClock
 
 AGES = 400 * 86400.0
-
-
-def swept(store: CapableStore, *, horizon: float, limit: int = 1000) -> int:
-    """How many were removed until none was left."""
-    total = 0
-    while removed := store.expiry.sweep(horizon=horizon, limit=limit):
-        assert 0 < removed <= limit
-        total += removed
-    return total
 
 
 class ExpiryContract(Contract):
@@ -50,146 +34,139 @@ class ExpiryContract(Contract):
     """
 
     @for_each("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
-    def test_what_is_not_settled_is_never_removed(
-        self, store: CapableStore, clock: FrozenClock, standing: Standing
-    ) -> None:
+    def test_what_is_not_settled_is_never_removed(self, kit: Kit, standing: Standing) -> None:
         """After a year it is unchanged, because only an operator may let it run again."""
-        key, _ = placed(store, clock, standing)
-        clock.advance(AGES)
-        before = found(store, key)
-        swept(store, horizon=clock.now + AGES)
+        key, _ = kit.placed(standing)
+        kit.advance(AGES)
+        before = kit.found(key)
+        kit.sweep(kit.now + AGES)
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
-    def test_a_corrupt_record_is_never_removed(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_corrupt_record_is_never_removed(self, kit: Kit) -> None:
         """Even after its response would have expired."""
-        key, _ = placed(store, clock, "completed")
-        store.mark_corrupt(key, PAYLOAD)
-        clock.advance(AGES)
-        before = found(store, key)
-        swept(store, horizon=clock.now + AGES)
+        key, _ = kit.placed("completed")
+        kit.store.mark_corrupt(key, PAYLOAD)
+        kit.advance(AGES)
+        before = kit.found(key)
+        kit.sweep(kit.now + AGES)
 
-        assert before == found(store, key)
-        assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert before == kit.found(key)
+        assert Unknown(CORRUPT) == kit.ask(key)
 
-    def test_an_answer_is_not_removed_before_its_life_is_over(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_answer_is_not_removed_before_its_life_is_over(self, kit: Kit) -> None:
         """A horizon in the future removes no live record: the store's clock decides."""
-        key, _ = placed(store, clock, "completed")
-        clock.advance(KEEP - 0.125)
-        swept(store, horizon=clock.now + AGES)
+        key, _ = kit.placed("completed")
+        kit.advance(KEEP - 0.125)
+        kit.sweep(kit.now + AGES)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
+        assert isinstance(kit.ask(key), Record)
 
-    def test_an_answer_is_not_removed_before_the_horizon(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_answer_is_not_removed_before_the_horizon(self, kit: Kit) -> None:
         """If an operator had set the clock forward and corrects it, the response is still there."""
-        key, _ = placed(store, clock, "completed")
-        clock.advance(2 * 86400)
-        swept(store, horizon=clock.now - 2 * 86400 + KEEP - 0.125)
-        clock.advance(-2 * 86400)
+        key, _ = kit.placed("completed")
+        kit.advance(2 * 86400)
+        kit.sweep(kit.now - 2 * 86400 + KEEP - 0.125)
+        kit.advance(-2 * 86400)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
+        assert isinstance(kit.ask(key), Record)
 
-    def test_what_is_over_is_free_before_and_after(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_what_is_over_is_free_before_and_after(self, kit: Kit) -> None:
         """A removal only frees space: requests behave the same before and after."""
         removed, lying = a_key(), a_key()
-        stand(store, clock, removed, "completed")
-        fence = found(store, removed).fence
-        clock.advance(KEEP)
-        swept(store, horizon=clock.now)
-        stand(store, clock, lying, "completed")
-        clock.advance(KEEP)
+        kit.stand(removed, "completed")
+        fence = kit.found(removed).fence
+        kit.advance(KEEP)
+        kit.sweep()
+        kit.stand(lying, "completed")
+        kit.advance(KEEP)
 
-        assert [store.read(key) for key in (removed, lying)] == [None, None]
-        again = [granted(store.claim(a_request(key), token=a_token(), lease=LEASE)) for key in (removed, lying)]
+        assert [kit.store.read(key) for key in (removed, lying)] == [None, None]
+        again = [kit.granted(key) for key in (removed, lying)]
         assert ([grant.attempt for grant in again], again[0].fence > fence) == ([1, 1], True)
 
-    def test_a_released_key_keeps_its_fence_rising(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_released_key_keeps_its_fence_rising(self, kit: Kit) -> None:
         """Also after its record was removed."""
-        key, token = placed(store, clock, "in flight")
-        fence = found(store, key).fence
-        store.release(key, token)
-        clock.advance(AGES)
-        swept(store, horizon=clock.now)
+        key, token = kit.placed("in flight")
+        fence = kit.found(key).fence
+        kit.store.release(key, token)
+        kit.advance(AGES)
+        kit.sweep()
 
-        assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > fence
+        assert kit.granted(key).fence > fence
 
-    def test_a_key_in_its_next_life_is_not_removed_for_its_last(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_key_in_its_next_life_is_not_removed_for_its_last(self, kit: Kit) -> None:
         """The first response has expired, and an index entry of it must not remove the second one."""
         answered, flying = a_key(), a_key()
         for key in (answered, flying):
-            stand(store, clock, key, "completed")
-        clock.advance(KEEP)
-        stand(store, clock, answered, "completed")
-        stand(store, clock, flying, "in flight")
-        swept(store, horizon=clock.now)
+            kit.stand(key, "completed")
+        kit.advance(KEEP)
+        kit.stand(answered, "completed")
+        kit.stand(flying, "in flight")
+        kit.sweep()
 
-        assert isinstance(store.claim(a_request(answered), token=a_token(), lease=LEASE), Record)
-        assert found(store, flying).remaining > 0
+        assert isinstance(kit.ask(answered), Record)
+        assert kit.found(flying).remaining > 0
 
     @for_each("limit", (1, 3, 1000))
-    def test_it_ends(self, store: CapableStore, clock: FrozenClock, limit: int) -> None:
+    def test_it_ends(self, kit: Kit, limit: int) -> None:
         """If no expired record is left. One call removes at most `limit` records."""
-        keys = self.answered(store, 7)
-        clock.advance(KEEP)
-        swept(store, horizon=clock.now, limit=limit)
+        keys = self.answered(kit, 7)
+        kit.advance(KEEP)
+        kit.sweep(limit=limit)
 
-        assert store.expiry.sweep(horizon=clock.now, limit=limit) == 0
-        assert [store.read(key) for key in keys] == [None] * 7
+        assert kit.store.expiry.sweep(horizon=kit.now, limit=limit) == 0
+        assert [kit.store.read(key) for key in keys] == [None] * 7
 
-    def test_several_remove_each_thing_once(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_several_remove_each_thing_once(self, kit: Kit) -> None:
         """As many altogether as one alone would."""
         removed = list[int]()
         # Long after all that others have left here was over, theirs that begins ages from now too: it would be counted
         # in one round, and not in the other.
-        clock.advance(10 * AGES)
+        kit.advance(10 * AGES)
         for sweepers in (1, 6):
-            swept(store, horizon=clock.now)
-            self.answered(store, 30)
-            clock.advance(KEEP)
-            alone = at_once(*[lambda: swept(store, horizon=clock.now, limit=4)] * sweepers)
+            kit.sweep()
+            self.answered(kit, 30)
+            kit.advance(KEEP)
+            alone = at_once(*[lambda: kit.sweep(limit=4)] * sweepers)
             # A call that finds the rest locked by other calls may return before them.
-            removed.append(sum(alone) + swept(store, horizon=clock.now))
+            removed.append(sum(alone) + kit.sweep())
 
         assert removed[0] == removed[1]
 
-    def test_removal_during_claims_is_harmless(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_removal_during_claims_is_harmless(self, kit: Kit) -> None:
         """A worker claims an expired key at the moment in which the store removes it."""
-        keys = self.answered(store, 20)
-        clock.advance(KEEP)
+        keys = self.answered(kit, 20)
+        kit.advance(KEEP)
 
         def claim() -> int:
             for key in keys:
-                granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+                kit.granted(key)
             return 0
 
-        at_once(claim, *[lambda: swept(store, horizon=clock.now, limit=3)] * 3)
-        assert [found(store, key).remaining > 0 for key in keys] == [True] * 20
+        at_once(claim, *[lambda: kit.sweep(limit=3)] * 3)
+        assert [kit.found(key).remaining > 0 for key in keys] == [True] * 20
 
-    def test_the_ledger_is_what_it_was(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_the_ledger_is_what_it_was(self, kit: Kit) -> None:
         """What was over was counted nowhere, and what is not still is."""
-        tenant = Tenant(store)
+        tenant = Tenant(kit)
         tenant.complete()
-        clock.advance(KEEP + EXTRA + 1)
+        kit.advance(KEEP + EXTRA + 1)
         tenant.complete()
-        tenant.claim()
-        held, token = tenant.claim()
-        store.quarantine(held, token, "view-crashed")
+        tenant.begin()
+        held, token = tenant.begin()
+        kit.store.quarantine(held, token, "view-crashed")
         usage = tenant.usage
-        swept(store, horizon=clock.now)
+        kit.sweep()
 
-        assert (usage, Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
-        clock.advance(KEEP + EXTRA + 1)
-        swept(store, horizon=clock.now)
-        assert (Usage(2), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
+        assert (usage, Drift()) == (tenant.usage, tenant.drift)
+        kit.advance(KEEP + EXTRA + 1)
+        kit.sweep()
+        assert (Usage(2), Drift()) == (tenant.usage, tenant.drift)
 
-    def answered(self, store: CapableStore, number: int) -> list[StorageKey]:
+    def answered(self, kit: Kit, number: int) -> list[StorageKey]:
         """Keys whose responses expire together."""
-        keys = [a_key() for _ in range(number)]
-        for key in keys:
-            token = a_token()
-            granted(store.claim(a_request(key), token=token, lease=LEASE))
-            store.complete(key, token, PAYLOAD, keep=KEEP)
-        return keys
+        return [kit.complete() for _ in range(number)]
 
 
 # Tasks are written down, and done by one at a time.
@@ -207,31 +184,31 @@ def a_task() -> str:
 class TaskLogContract(Contract):
     """The contract of `flask_idempotency.engine.capabilities.TaskLog`. Override `store`."""
 
-    def test_the_time_is_the_stores(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_the_time_is_the_stores(self, kit: Kit) -> None:
         """Seconds since the epoch; it passes."""
-        assert near(clock.now) == store.task_log.now()
-        clock.advance(86400.5)
-        assert near(clock.now) == store.task_log.now()
+        assert near(kit.now) == kit.store.task_log.now()
+        kit.advance(86400.5)
+        assert near(kit.now) == kit.store.task_log.now()
 
-    def test_a_task_that_was_never_reported_is_not_in_the_book(self, store: CapableStore) -> None:
+    def test_a_task_that_was_never_reported_is_not_in_the_book(self, kit: Kit) -> None:
         """Also while another janitor runs the task."""
         task = a_task()
-        assert store.task_log.lock(task, a_token(), lease=LOCK)
+        assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
 
-        assert task not in store.task_log.reports()
+        assert task not in kit.store.task_log.reports()
 
-    def test_the_last_report_is_returned(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_the_last_report_is_returned(self, kit: Kit) -> None:
         """How long ago, and every character of it. What was written before is written over."""
         task, other = a_task(), a_task()
-        store.task_log.report(task, '{"removed":1}')
-        clock.advance(100)
-        store.task_log.report(other, "{}")
-        assert (near(100), '{"removed":1}') == report_of(store.task_log.reports(), task)
-        store.task_log.report(task, '{"removed":2}')
-        clock.advance(0.5)
+        kit.store.task_log.report(task, '{"removed":1}')
+        kit.advance(100)
+        kit.store.task_log.report(other, "{}")
+        assert (near(100), '{"removed":1}') == report_of(kit.store.task_log.reports(), task)
+        kit.store.task_log.report(task, '{"removed":2}')
+        kit.advance(0.5)
 
-        assert (near(0.5), '{"removed":2}') == report_of(store.task_log.reports(), task)
-        assert (near(0.5), "{}") == report_of(store.task_log.reports(), other)
+        assert (near(0.5), '{"removed":2}') == report_of(kit.store.task_log.reports(), task)
+        assert (near(0.5), "{}") == report_of(kit.store.task_log.reports(), other)
 
     @for_each(
         "report",
@@ -243,103 +220,101 @@ class TaskLogContract(Contract):
         ),
         ids=("empty", "odd", "longest", "longest, not ascii"),
     )
-    def test_a_report_is_returned_unchanged(self, store: CapableStore, report: str) -> None:
+    def test_a_report_is_returned_unchanged(self, kit: Kit, report: str) -> None:
         """Of any length, with any words."""
         task = a_task()
-        store.task_log.report(task, report)
+        kit.store.task_log.report(task, report)
 
-        assert report == store.task_log.reports()[task].report
+        assert report == kit.store.task_log.reports()[task].report
 
-    def test_a_report_outlives_everything(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_report_outlives_everything(self, kit: Kit) -> None:
         """A task that has not run for a year must be reported."""
         task = a_task()
-        store.task_log.report(task, "{}")
-        clock.advance(400 * 86400)
+        kit.store.task_log.report(task, "{}")
+        kit.advance(400 * 86400)
 
-        assert (near(400 * 86400), "{}") == report_of(store.task_log.reports(), task)
+        assert (near(400 * 86400), "{}") == report_of(kit.store.task_log.reports(), task)
 
-    def test_one_at_a_time(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_one_at_a_time(self, kit: Kit) -> None:
         """The second is refused, and a third; another task is another's."""
         task, token = a_task(), a_token()
 
-        assert store.task_log.lock(task, token, lease=LOCK)
-        assert [store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
-        assert store.task_log.lock(a_task(), a_token(), lease=LOCK)
+        assert kit.store.task_log.lock(task, token, lease=LOCK)
+        assert [kit.store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
+        assert kit.store.task_log.lock(a_task(), a_token(), lease=LOCK)
 
-    def test_a_dead_janitor_keeps_the_lock_until_its_lease_expires(
-        self, store: CapableStore, clock: FrozenClock
-    ) -> None:
+    def test_a_dead_janitor_keeps_the_lock_until_its_lease_expires(self, kit: Kit) -> None:
         """The lock ends on time, and a late unlock has no effect."""
         task, dead, next_one = a_task(), a_token(), a_token()
-        assert store.task_log.lock(task, dead, lease=LOCK)
-        clock.advance(LOCK - 0.125)
-        assert not store.task_log.lock(task, next_one, lease=LOCK)
-        clock.advance(0.25)
-        assert store.task_log.lock(task, next_one, lease=LOCK)
-        assert not store.task_log.lock(task, dead, lease=LOCK)
-        store.task_log.unlock(task, dead)
-        assert not store.task_log.lock(task, a_token(), lease=LOCK)
+        assert kit.store.task_log.lock(task, dead, lease=LOCK)
+        kit.advance(LOCK - 0.125)
+        assert not kit.store.task_log.lock(task, next_one, lease=LOCK)
+        kit.advance(0.25)
+        assert kit.store.task_log.lock(task, next_one, lease=LOCK)
+        assert not kit.store.task_log.lock(task, dead, lease=LOCK)
+        kit.store.task_log.unlock(task, dead)
+        assert not kit.store.task_log.lock(task, a_token(), lease=LOCK)
 
-    def test_a_lock_from_a_clock_that_was_set_back_is_free(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_lock_from_a_clock_that_was_set_back_is_free(self, kit: Kit) -> None:
         """Or the task would rest for as long as the clock was ahead."""
         task = a_task()
-        assert store.task_log.lock(task, a_token(), lease=LOCK)
-        clock.advance(-2 * 86400)
+        assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
+        kit.advance(-2 * 86400)
 
-        assert store.task_log.lock(task, a_token(), lease=LOCK)
+        assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
 
-    def test_to_take_it_again_is_to_have_it_as_long_again(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_to_take_it_again_is_to_have_it_as_long_again(self, kit: Kit) -> None:
         """After a lost reply, a janitor does not know whether its first call was applied."""
         task, token = a_task(), a_token()
-        assert store.task_log.lock(task, token, lease=LOCK)
-        clock.advance(LOCK - 1)
-        assert store.task_log.lock(task, token, lease=LOCK)
-        clock.advance(LOCK - 1)
-        assert not store.task_log.lock(task, a_token(), lease=LOCK)
-        clock.advance(1.125)
-        assert store.task_log.lock(task, a_token(), lease=LOCK)
+        assert kit.store.task_log.lock(task, token, lease=LOCK)
+        kit.advance(LOCK - 1)
+        assert kit.store.task_log.lock(task, token, lease=LOCK)
+        kit.advance(LOCK - 1)
+        assert not kit.store.task_log.lock(task, a_token(), lease=LOCK)
+        kit.advance(1.125)
+        assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
 
-    def test_a_released_lock_is_free_immediately(self, store: CapableStore) -> None:
+    def test_a_released_lock_is_free_immediately(self, kit: Kit) -> None:
         """Unlocking twice is harmless, and only the holder of a lock can unlock it."""
         task, token = a_task(), a_token()
-        store.task_log.unlock(task, token)
-        assert store.task_log.lock(task, token, lease=LOCK)
-        store.task_log.unlock(task, a_token())
-        assert not store.task_log.lock(task, a_token(), lease=LOCK)
+        kit.store.task_log.unlock(task, token)
+        assert kit.store.task_log.lock(task, token, lease=LOCK)
+        kit.store.task_log.unlock(task, a_token())
+        assert not kit.store.task_log.lock(task, a_token(), lease=LOCK)
         for _ in range(2):
-            store.task_log.unlock(task, token)
-        assert store.task_log.lock(task, a_token(), lease=LOCK)
+            kit.store.task_log.unlock(task, token)
+        assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
 
-    def test_a_lock_is_no_report(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_lock_is_no_report(self, kit: Kit) -> None:
         """Reports, locks and unlocks of two tasks are independent."""
         task, token = a_task(), a_token()
-        store.task_log.report(task, '{"removed":1}')
-        assert store.task_log.lock(task, token, lease=LOCK)
-        clock.advance(10)
-        store.task_log.report(task, '{"removed":2}')
-        assert not store.task_log.lock(task, a_token(), lease=LOCK)
-        store.task_log.unlock(task, token)
+        kit.store.task_log.report(task, '{"removed":1}')
+        assert kit.store.task_log.lock(task, token, lease=LOCK)
+        kit.advance(10)
+        kit.store.task_log.report(task, '{"removed":2}')
+        assert not kit.store.task_log.lock(task, a_token(), lease=LOCK)
+        kit.store.task_log.unlock(task, token)
 
-        assert (near(0), '{"removed":2}') == report_of(store.task_log.reports(), task)
+        assert (near(0), '{"removed":2}') == report_of(kit.store.task_log.reports(), task)
 
-    def test_of_many_one_has_it(self, store: CapableStore) -> None:
+    def test_of_many_one_has_it(self, kit: Kit) -> None:
         """All other janitors learn that the lock is taken."""
         for _ in range(ROUNDS):
             task = a_task()
             taken = at_once(
-                *[lambda task=task: store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(THREADS)]
+                *[lambda task=task: kit.store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(THREADS)]
             )
 
             assert [each for each in taken if each] == [True]
 
-    def test_of_many_one_inherits_it(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_of_many_one_inherits_it(self, kit: Kit) -> None:
         """When its holder has died."""
         for _ in range(ROUNDS):
             task = a_task()
-            assert store.task_log.lock(task, a_token(), lease=LOCK)
-            clock.advance(LOCK + 1)
+            assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
+            kit.advance(LOCK + 1)
             taken = at_once(
-                *[lambda task=task: store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(THREADS)]
+                *[lambda task=task: kit.store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(THREADS)]
             )
 
             assert [each for each in taken if each] == [True]

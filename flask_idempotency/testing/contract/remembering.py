@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from flask_idempotency.engine.capabilities import DataKey, Void
+from flask_idempotency.engine.capabilities import Void
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -28,93 +28,85 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.offered import capabilities_of
 from flask_idempotency.engine.quota import Drift, Quota, Usage
+from flask_idempotency.testing.contract.quota import PLENTY, OfTenant, Tenant
 from flask_idempotency.testing.contract.support import (
     ABOUT,
     KEEP,
+    KID,
     LEASE,
     OTHER_FINGERPRINT,
     OTHER_PAYLOAD,
     PAYLOAD,
-    CapableStore,
-    Contract,
-    a_key,
+    Kit,
     a_request,
     a_token,
     for_each,
-    found,
-    granted,
     near,
-    seen,
-    walked,
 )
-from flask_idempotency.testing.doubles import FrozenClock
 
 REMEMBER = 30 * KEEP
-PLENTY = Quota(records=1_000_000)
-COUNTED = (None, PLENTY)
 SHARE = 32
 """A counted record lives for up to this part of its time longer."""
 
 
-class RemembersContract(Contract):
+class RemembersContract(OfTenant):
     """The contract of stores with `capabilities.Capabilities.remembers`.
 
     Override `store`: it has `recovery`, `expiry` and `ledger`.
     """
 
-    def test_the_response_is_replayed_until_keep(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_the_response_is_replayed_until_keep(self, kit: Kit) -> None:
         """Not a moment less or more than without `remember`, although the record stays for longer."""
-        key, _ = completed(store)
-        clock.advance(KEEP - 0.01)
-        replayed = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        key, _ = completed(kit)
+        kit.advance(KEEP - 0.01)
+        replayed = kit.ask(key)
         assert isinstance(replayed, Record)
         assert (PAYLOAD, near(0.01)) == (replayed.payload, replayed.remaining)
-        clock.advance(0.02)
+        kit.advance(0.02)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
+        assert isinstance(kit.ask(key), Expired)
 
-    @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
-    def test_the_same_request_is_expired_and_never_granted_until_the_end(
-        self, store: CapableStore, clock: FrozenClock, quota: Quota | None
-    ) -> None:
+    @for_each("quota", (None, PLENTY), ids=("without a quota", "in a quota"))
+    def test_the_same_request_is_expired_and_never_granted_until_the_end(self, kit: Kit, quota: Quota | None) -> None:
         """Whether the janitor ran or not, with a quota and without. Then the key is free, and its fence rises."""
-        key, first = completed(store, quota=quota)
-        first_seen = found(store, key).requested_at
+        tenant = Tenant(kit, quota)
+        key, first = completed(tenant)
+        first_seen = tenant.found(key).requested_at
         for passed in (KEEP * (1 + 1 / SHARE) + 1, REMEMBER / 2, REMEMBER - 1):
-            clock.advance(passed - (clock.now - first_seen))
-            outcome = store.claim(a_request(key), token=a_token(), lease=LEASE, quota=quota)
+            tenant.advance(passed - (tenant.now - first_seen))
+            outcome = tenant.ask(key)
             assert outcome == Expired(near(first_seen))
-            store.expiry.sweep(horizon=clock.now, limit=1000)
-        clock.advance(2 + REMEMBER / SHARE)
+            tenant.store.expiry.sweep(horizon=tenant.now, limit=1000)
+        tenant.advance(2 + REMEMBER / SHARE)
 
-        again = store.claim(a_request(key), token=a_token(), lease=LEASE, quota=quota)
+        again = tenant.ask(key)
         assert isinstance(again, Grant)
         assert (again.attempt, again.fence > first.fence) == (1, True)
-        assert found(store, key).remembered_until is None
+        assert tenant.found(key).remembered_until is None
 
-    def test_another_request_is_still_another(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_another_request_is_still_another(self, kit: Kit) -> None:
         """And another caller is another caller: only the same request learns that it was done."""
-        key, _ = completed(store)
-        clock.advance(KEEP)
+        key, _ = completed(kit)
+        kit.advance(KEEP)
         stranger = Callers(shown=frozenset({("acme", "mallory")}))
         unnamed = Callers(shown=frozenset(), unnamed=frozenset({(ABOUT.tenant, ABOUT.principal)}))
-        other = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
-        of_other = store.claim(a_request(key, callers=stranger), token=a_token(), lease=LEASE)
+        other = kit.ask(key, fingerprint=OTHER_FINGERPRINT)
+        of_other = kit.ask(key, callers=stranger)
 
         assert isinstance(other, Mismatched)
         assert isinstance(of_other, OtherCaller)
-        assert isinstance(store.claim(a_request(key, callers=unnamed), token=a_token(), lease=LEASE), Expired)
+        assert isinstance(kit.ask(key, callers=unnamed), Expired)
 
-    def test_what_is_read_is_a_skeleton(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_what_is_read_is_a_skeleton(self, kit: Kit) -> None:
         """Before the janitor has removed the response, and after. The rest of the record stays."""
-        key, _ = completed(store)
-        before = found(store, key)
+        key, _ = completed(kit)
+        before = kit.found(key)
         assert (before.is_skeleton, before.remembered_until) == (False, near(before.requested_at + REMEMBER))
-        clock.advance(KEEP + 1)
-        after = found(store, key)
-        swept(store, clock)
+        kit.advance(KEEP + 1)
+        after = kit.found(key)
+        kit.sweep()
 
-        for record in (after, found(store, key)):
+        for record in (after, kit.found(key)):
             assert (record.is_skeleton, record.state, record.erased) == (True, State.COMPLETED, False)
             assert (record.payload, record.remaining) == (StoredPayload(b"", 201, True, 0, ERASED), near(-1))
             assert (before.token, before.fence, before.attempt) == (record.token, record.fence, record.attempt)
@@ -122,208 +114,196 @@ class RemembersContract(Contract):
             assert (before.requested_at, before.completed_at) == (record.requested_at, record.completed_at)
             assert (before.deadline, before.remembered_until) == (record.deadline, record.remembered_until)
 
-    def test_the_response_goes_in_batches(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_the_response_goes_in_batches(self, kit: Kit) -> None:
         """Each call handles at most `limit` records, and a swept record is no work for the next call."""
-        swept(store, clock)
-        keys = [completed(store)[0] for _ in range(5)]
-        clock.advance(KEEP)
-        first = store.expiry.sweep(horizon=clock.now, limit=2)
-        swept(store, clock)
+        kit.sweep()
+        keys = [completed(kit)[0] for _ in range(5)]
+        kit.advance(KEEP)
+        first = kit.store.expiry.sweep(horizon=kit.now, limit=2)
+        kit.sweep()
 
-        assert (first <= 2, store.expiry.sweep(horizon=clock.now, limit=2)) == (True, 0)
-        assert [found(store, key).is_skeleton for key in keys] == [True] * 5
+        assert (first <= 2, kit.store.expiry.sweep(horizon=kit.now, limit=2)) == (True, 0)
+        assert [kit.found(key).is_skeleton for key in keys] == [True] * 5
 
-    @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
-    def test_a_sealed_response_goes_with_its_seal(
-        self, store: CapableStore, clock: FrozenClock, quota: Quota | None
-    ) -> None:
+    @for_each("quota", (None, PLENTY), ids=("without a quota", "in a quota"))
+    def test_a_sealed_response_goes_with_its_seal(self, kit: Kit, quota: Quota | None) -> None:
         """What is left needs no data key. A store without data keys has nothing to show."""
-        data_keys = capabilities_of(store).data_keys
+        tenant = Tenant(kit, quota)
+        data_keys = capabilities_of(tenant.store).data_keys
         if data_keys is None:
             return
-        key, token = a_key(), a_token()
-        kept = data_keys.read_keys(key.tid)
-        assert data_keys.add(key.tid, DataKey(1, "kek", b"wrapped", None), store=kept.store, after=kept.last)
-        granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
-        sealed = replace(PAYLOAD, sealed_by=SealedBy("kek", 1))
-        store.complete(key, token, sealed, keep=KEEP, remember=REMEMBER)
-        assert found(store, key).payload == sealed
-        clock.advance(2 * KEEP)
+        key, token = tenant.begin()
+        assert tenant.add_data_key(key.tid)
+        sealed = replace(PAYLOAD, sealed_by=SealedBy(KID, 1))
+        tenant.store.complete(key, token, sealed, keep=KEEP, remember=REMEMBER)
+        assert tenant.found(key).payload == sealed
+        tenant.advance(2 * KEEP)
         data_keys.shred(key.tid)
-        swept(store, clock)
+        tenant.sweep()
 
-        assert found(store, key).payload == skeleton_of(PAYLOAD)
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
+        assert tenant.found(key).payload == skeleton_of(PAYLOAD)
+        assert isinstance(tenant.ask(key), Expired)
 
-    def test_an_early_horizon_removes_no_response(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_early_horizon_removes_no_response(self, kit: Kit) -> None:
         """A host whose clock is behind must not end what is replayed there, and one that is ahead no life."""
-        key, _ = completed(store)
-        clock.advance(KEEP)
-        store.expiry.sweep(horizon=clock.now - 1, limit=1000)
-        clock.advance(-1)
-        store.expiry.sweep(horizon=clock.now + 10, limit=1000)
+        key, _ = completed(kit)
+        kit.advance(KEEP)
+        kit.store.expiry.sweep(horizon=kit.now - 1, limit=1000)
+        kit.advance(-1)
+        kit.store.expiry.sweep(horizon=kit.now + 10, limit=1000)
 
-        replayed = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        replayed = kit.ask(key)
         assert isinstance(replayed, Record)
         assert replayed.payload == PAYLOAD
 
-    def test_the_worker_changes_nothing_any_more(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_the_worker_changes_nothing_any_more(self, kit: Kit) -> None:
         """Its late calls are those of a completed record: none of them frees the key or brings a response back."""
-        key, grant = completed(store)
-        clock.advance(KEEP + 1)
+        key, grant = completed(kit)
+        kit.advance(KEEP + 1)
         for _ in range(2):
-            before = found(store, key)
+            before = kit.found(key)
             for late in (
-                partial(store.complete, payload=OTHER_PAYLOAD, keep=KEEP, remember=REMEMBER),
-                store.release,
-                partial(store.quarantine, reason="late"),
-                store.mark_point_of_no_return,
-                partial(store.renew, lease=LEASE),
+                partial(kit.store.complete, payload=OTHER_PAYLOAD, keep=KEEP, remember=REMEMBER),
+                kit.store.release,
+                partial(kit.store.quarantine, reason="late"),
+                kit.store.mark_point_of_no_return,
+                partial(kit.store.renew, lease=LEASE),
             ):
                 with suppress(LeaseLost):
                     late(key, grant.token)
-            store.mark_corrupt(key, PAYLOAD)
-            assert before == found(store, key)
-            assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
-            swept(store, clock)
+            kit.store.mark_corrupt(key, PAYLOAD)
+            assert before == kit.found(key)
+            assert isinstance(kit.ask(key), Expired)
+            kit.sweep()
 
-    def test_a_damaged_response_is_quarantined_as_ever(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_damaged_response_is_quarantined_as_ever(self, tenant: Tenant) -> None:
         """Then time does not end the record, and the resolver's policy says how long it is remembered."""
         for remember in (None, 2 * REMEMBER):
-            key, _ = completed(store, quota=PLENTY)
-            store.mark_corrupt(key, PAYLOAD)
-            held = seen(store, key)
+            key, _ = completed(tenant)
+            tenant.store.mark_corrupt(key, PAYLOAD)
+            held = tenant.seen(key)
             assert (held.record.state, held.record.remembered_until) == (State.QUARANTINED, None)
-            assert store.ledger.usage(key.tid) == Usage(1)
-            clock.advance(2 * REMEMBER)
-            assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=remember)
-            until = found(store, key).remembered_until
-            assert until is None if remember is None else until is not None and until > clock.now + remember - 1
-            assert store.ledger.reconcile(key.tid) == Drift()
+            assert tenant.usage == Usage(1)
+            tenant.advance(2 * REMEMBER)
+            assert tenant.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=remember)
+            until = tenant.found(key).remembered_until
+            assert until is None if remember is None else until is not None and until > tenant.now + remember - 1
+            assert tenant.drift == Drift()
 
-    def test_a_repeated_completion_changes_nothing(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_repeated_completion_changes_nothing(self, kit: Kit) -> None:
         """Not the response, and not how long it is kept and remembered."""
-        key, grant = completed(store)
-        before = found(store, key)
-        clock.advance(1)
-        store.complete(key, grant.token, OTHER_PAYLOAD, keep=2 * KEEP, remember=3 * REMEMBER)
-        clock.advance(-1)
+        key, grant = completed(kit)
+        before = kit.found(key)
+        kit.advance(1)
+        kit.store.complete(key, grant.token, OTHER_PAYLOAD, keep=2 * KEEP, remember=3 * REMEMBER)
+        kit.advance(-1)
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
-    def test_an_equal_remember_is_none(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_equal_remember_is_none(self, kit: Kit) -> None:
         """The record is as without it, and its key is free after `keep`."""
-        key, token = a_key(), a_token()
-        granted(store.claim(a_request(key), token=token, lease=LEASE))
-        store.complete(key, token, PAYLOAD, keep=KEEP, remember=KEEP)
-        assert found(store, key).remembered_until is None
-        clock.advance(KEEP)
+        key, token = kit.begin()
+        kit.store.complete(key, token, PAYLOAD, keep=KEEP, remember=KEEP)
+        assert kit.found(key).remembered_until is None
+        kit.advance(KEEP)
 
-        assert store.read(key) is None
-        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+        assert kit.store.read(key) is None
+        kit.granted(key)
 
-    def test_no_duration_is_valid_that_a_store_cannot_count(self, store: CapableStore) -> None:
+    def test_no_duration_is_valid_that_a_store_cannot_count(self, kit: Kit) -> None:
         """As for `keep`."""
-        key, token = a_key(), a_token()
-        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        key, token = kit.begin()
         with pytest.raises(ValueError):  # noqa: PT011 - as for `keep`
-            store.complete(key, token, PAYLOAD, keep=KEEP, remember=math.inf)
+            kit.store.complete(key, token, PAYLOAD, keep=KEEP, remember=math.inf)
 
-        assert found(store, key).state is State.PROCESSING
+        assert kit.found(key).state is State.PROCESSING
 
-    def test_a_resolved_record_is_remembered_too(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_resolved_record_is_remembered_too(self, kit: Kit) -> None:
         """A resolver found that it was done."""
-        key, token = a_key(), a_token()
-        granted(store.claim(a_request(key), token=token, lease=LEASE))
-        store.quarantine(key, token, "view-crashed")
-        resolved = seen(store, key)
-        assert store.recovery.resolve(resolved, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=REMEMBER)
-        clock.advance(KEEP + 1)
+        key, token = kit.begin()
+        kit.store.quarantine(key, token, "view-crashed")
+        resolved = kit.seen(key)
+        assert kit.store.recovery.resolve(resolved, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=REMEMBER)
+        kit.advance(KEEP + 1)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
+        assert isinstance(kit.ask(key), Expired)
 
-    @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
-    def test_an_operator_can_free_the_key(self, store: CapableStore, clock: FrozenClock, quota: Quota | None) -> None:
+    @for_each("quota", (None, PLENTY), ids=("without a quota", "in a quota"))
+    def test_an_operator_can_free_the_key(self, kit: Kit, quota: Quota | None) -> None:
         """By force, as for any completed record, before the janitor ran and after; what it counted is given back."""
+        tenant = Tenant(kit, quota)
         for sweeps in (False, True):
-            key, _ = completed(store, quota=quota)
-            clock.advance(2 * KEEP)
+            key, _ = completed(tenant)
+            tenant.advance(2 * KEEP)
             if sweeps:
-                swept(store, clock)
-            assert store.recovery.force_release(seen(store, key))
+                tenant.sweep()
+            assert tenant.store.recovery.force_release(tenant.seen(key))
 
-            assert store.ledger.usage(key.tid) == Usage()
-            assert store.ledger.reconcile(key.tid) == Drift()
-            granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+            assert tenant.usage == Usage()
+            assert tenant.drift == Drift()
+            tenant.granted(key)
 
-    def test_it_is_released_before_its_response_expires(self, store: CapableStore) -> None:
+    def test_it_is_released_before_its_response_expires(self, tenant: Tenant) -> None:
         """Then the quota gets the record and its bytes back, although they end at different times."""
-        key, _ = completed(store, quota=PLENTY)
-        assert store.ledger.usage(key.tid) == Usage(1, PAYLOAD.byte_size)
-        assert store.recovery.force_release(seen(store, key))
+        key, _ = completed(tenant)
+        assert tenant.usage == Usage(1, PAYLOAD.byte_size)
+        assert tenant.store.recovery.force_release(tenant.seen(key))
 
-        assert (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)) == (Usage(), Drift())
+        assert (tenant.usage, tenant.drift) == (Usage(), Drift())
 
-    def test_it_is_not_voided(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_it_is_not_voided(self, kit: Kit) -> None:
         """The request ran, although its response is gone. A store that cannot void keys has nothing to show."""
-        void: Void | None = capabilities_of(store).void
-        key, _ = completed(store)
-        clock.advance(KEEP + 1)
-        before = found(store, key)
+        void: Void | None = capabilities_of(kit.store).void
+        key, _ = completed(kit)
+        kit.advance(KEEP + 1)
+        before = kit.found(key)
         if void is not None:
             request = a_request(key, fingerprint=VOIDED)
             assert isinstance(void(request, token=a_token(), keep=KEEP), Mismatched)
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
-    def test_it_is_listed_among_the_completed(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_it_is_listed_among_the_completed(self, kit: Kit) -> None:
         """An operator finds what is remembered, without a response."""
-        key, _ = completed(store)
-        clock.advance(KEEP + 1)
+        key, _ = completed(kit)
+        kit.advance(KEEP + 1)
         for _ in range(2):
-            listed = walked(store, State.COMPLETED, tid=key.tid)
+            listed = kit.walked(State.COMPLETED, tid=key.tid)
             assert (list(listed), listed[key].is_skeleton) == ([key], True)
             assert listed[key].payload == skeleton_of(PAYLOAD)
-            swept(store, clock)
+            kit.sweep()
 
-    def test_a_quota_counts_the_record_and_no_bytes(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_quota_counts_the_record_and_no_bytes(self, tenant: Tenant) -> None:
         """Its bytes until the response expires, whether the janitor ran or not; the record until the end."""
-        key, _ = completed(store, quota=PLENTY)
+        completed(tenant)
         usages = list[Usage]()
         for passed in (0, KEEP - 1, 3 + KEEP / SHARE, REMEMBER - KEEP - 6, 6 + REMEMBER / SHARE):
-            clock.advance(passed)
-            usage = store.ledger.usage(key.tid)
+            tenant.advance(passed)
+            usage = tenant.usage
             usages.append(usage)
-            assert (store.ledger.reconcile(key.tid), store.ledger.usage(key.tid)) == (Drift(), usage)
+            assert (tenant.drift, tenant.usage) == (Drift(), usage)
             if passed > KEEP:
-                swept(store, clock)
-                assert (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)) == (usage, Drift())
+                tenant.sweep()
+                assert (tenant.usage, tenant.drift) == (usage, Drift())
         kept = Usage(1, PAYLOAD.byte_size)
 
         assert usages == [kept, kept, Usage(1), Usage(1), Usage()]
 
-    def test_a_wrong_count_is_corrected(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_wrong_count_is_corrected(self, tenant: Tenant) -> None:
         """A recount finds the same with and without responses."""
-        tid = a_key().tid
         for _ in range(3):
-            completed(store, tid=tid, quota=PLENTY)
-        clock.advance(2 * KEEP)
-        completed(store, tid=tid, quota=PLENTY)
+            completed(tenant)
+        tenant.advance(2 * KEEP)
+        completed(tenant)
         for _ in range(2):
-            assert store.ledger.usage(tid) == Usage(4, PAYLOAD.byte_size)
-            assert store.ledger.reconcile(tid) == Drift()
-            swept(store, clock)
+            assert tenant.usage == Usage(4, PAYLOAD.byte_size)
+            assert tenant.drift == Drift()
+            tenant.sweep()
 
 
-def completed(store: CapableStore, *, tid: bytes | None = None, quota: Quota | None = None) -> tuple[StorageKey, Grant]:
+def completed(kit: Kit) -> tuple[StorageKey, Grant]:
     """Return a new key whose record is completed, and remembered for longer than its response."""
-    key, token = a_key(tid=tid), a_token()
-    grant = granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
-    store.complete(key, token, PAYLOAD, keep=KEEP, remember=REMEMBER)
+    key = kit.key()
+    grant = kit.granted(key)
+    kit.store.complete(key, grant.token, PAYLOAD, keep=KEEP, remember=REMEMBER)
     return key, grant
-
-
-def swept(store: CapableStore, clock: FrozenClock) -> None:
-    """Let the janitor remove what has expired."""
-    while store.expiry.sweep(horizon=clock.now, limit=1000):
-        pass

@@ -20,180 +20,168 @@ from flask_idempotency.testing.contract.support import (
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
-    CapableStore,
+    Contract,
+    Kit,
     Standing,
     a_key,
     a_request,
     a_token,
-    begin_anew,
-    condemned,
     for_each,
-    found,
     granted,
     lost,
     near,
-    noticed,
-    seen,
-    stand,
-    stood,
 )
-from flask_idempotency.testing.doubles import FrozenClock
 
 # An operator or a resolver lets a key run again.
 
 
-class ForceReleasing:
+class ForceReleasing(Contract):
     """`force_release`: the key is as unused, except for its fence."""
 
     @for_each("standing", STANDINGS)
-    def test_a_key_is_freed_whatever_state_it_is_in(
-        self, store: CapableStore, clock: FrozenClock, standing: Standing
-    ) -> None:
+    def test_a_key_is_freed_whatever_state_it_is_in(self, kit: Kit, standing: Standing) -> None:
         """The next claim gets it, from any request, with a higher fence."""
-        seen, _ = stood(store, clock, standing)
+        seen, _ = kit.stood(standing)
 
-        assert store.recovery.force_release(seen)
-        assert store.read(seen.key) is None
+        assert kit.store.recovery.force_release(seen)
+        assert kit.store.read(seen.key) is None
         another = a_request(seen.key, fingerprint=OTHER_FINGERPRINT)
-        grant = granted(store.claim(another, token=a_token(), lease=LEASE))
+        grant = granted(kit.store.claim(another, token=a_token(), lease=LEASE))
         assert (grant.attempt, grant.fence > seen.record.fence) == (1, True)
 
-    def test_a_worker_that_passed_its_point_since_keeps_its_key(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_worker_that_passed_its_point_since_keeps_its_key(self, kit: Kit) -> None:
         """Its lease may be over. What it does from there on may have an effect, so the record has changed."""
-        seen, late = stood(store, clock, "lapsed, takeover")
-        store.mark_point_of_no_return(seen.key, late)
+        seen, late = kit.stood("lapsed, takeover")
+        kit.store.mark_point_of_no_return(seen.key, late)
 
-        assert not store.recovery.force_release(seen)
-        assert found(store, seen.key).token == late
+        assert not kit.store.recovery.force_release(seen)
+        assert kit.found(seen.key).token == late
 
-    def test_a_condemned_key_is_freed(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_condemned_key_is_freed(self, kit: Kit) -> None:
         """No key opens its response. The operator who releases it must know that the request completed."""
-        damaged, _ = condemned(store, clock)
+        damaged, _ = kit.condemned()
 
-        assert store.recovery.force_release(damaged)
-        assert store.read(damaged.key) is None
-        granted(store.claim(a_request(damaged.key), token=a_token(), lease=LEASE))
+        assert kit.store.recovery.force_release(damaged)
+        assert kit.store.read(damaged.key) is None
+        kit.granted(damaged.key)
 
     @for_each("standing", STANDINGS)
-    def test_its_owner_has_lost_it(self, store: CapableStore, clock: FrozenClock, standing: Standing) -> None:
+    def test_its_owner_has_lost_it(self, kit: Kit, standing: Standing) -> None:
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
-        seen, late = stood(store, clock, standing)
-        assert store.recovery.force_release(seen)
+        seen, late = kit.stood(standing)
+        assert kit.store.recovery.force_release(seen)
         writes: tuple[Callable[[], object], ...] = (
-            lambda: store.complete(seen.key, late, PAYLOAD, keep=KEEP),
-            lambda: store.renew(seen.key, late, lease=LEASE),
-            lambda: store.mark_point_of_no_return(seen.key, late),
-            lambda: store.quarantine(seen.key, late, "who knows"),
+            lambda: kit.store.complete(seen.key, late, PAYLOAD, keep=KEEP),
+            lambda: kit.store.renew(seen.key, late, lease=LEASE),
+            lambda: kit.store.mark_point_of_no_return(seen.key, late),
+            lambda: kit.store.quarantine(seen.key, late, "who knows"),
         )
         for write in writes:
             assert lost(write)
-        assert store.read(seen.key) is None
+        assert kit.store.read(seen.key) is None
 
-        stand(store, clock, seen.key, "in flight")
-        before = found(store, seen.key)
-        for write in (*writes, lambda: store.release(seen.key, late)):
+        kit.stand(seen.key, "in flight")
+        before = kit.found(seen.key)
+        for write in (*writes, lambda: kit.store.release(seen.key, late)):
             assert lost(write)
-        assert before == found(store, seen.key)
+        assert before == kit.found(seen.key)
 
-    def test_what_is_free_is_not_freed(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_what_is_free_is_not_freed(self, kit: Kit) -> None:
         """Again, after its response has expired, and if it never existed."""
-        freed, _ = stood(store, clock, "quarantined")
-        assert store.recovery.force_release(freed)
-        answered, _ = stood(store, clock, "completed")
-        clock.advance(KEEP)
+        freed, _ = kit.stood("quarantined")
+        assert kit.store.recovery.force_release(freed)
+        answered, _ = kit.stood("completed")
+        kit.advance(KEEP)
 
         for each in (freed, answered, SeenRecord(a_key(), freed.record)):
-            assert not store.recovery.force_release(each)
-            assert store.read(each.key) is None
+            assert not kit.store.recovery.force_release(each)
+            assert kit.store.read(each.key) is None
 
     @for_each("event", ("renewed", "taken over", "completed", "held", "begun again"))
-    def test_what_does_not_stand_as_it_was_seen_is_not_freed(
-        self, store: CapableStore, clock: FrozenClock, event: str
-    ) -> None:
+    def test_what_does_not_stand_as_it_was_seen_is_not_freed(self, kit: Kit, event: str) -> None:
         """The operator decided before the response was stored."""
-        key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
-        clock.advance(LEASE)
-        lapsed = SeenRecord(key, found(store, key))
+        key, token = kit.begin(on_expiry=OnExpiry.TAKEOVER)
+        kit.advance(LEASE)
+        lapsed = SeenRecord(key, kit.found(key))
         events: dict[str, Callable[[], object]] = {
-            "renewed": lambda: store.renew(key, token, lease=LEASE),
-            "taken over": lambda: granted(store.claim(a_request(key), token=a_token(), lease=LEASE)),
-            "completed": lambda: store.complete(key, token, PAYLOAD, keep=KEEP),
-            "held": lambda: store.quarantine(key, token, "view-crashed"),
-            "begun again": lambda: begin_anew(store, key, token),
+            "renewed": lambda: kit.store.renew(key, token, lease=LEASE),
+            "taken over": lambda: kit.granted(key),
+            "completed": lambda: kit.store.complete(key, token, PAYLOAD, keep=KEEP),
+            "held": lambda: kit.store.quarantine(key, token, "view-crashed"),
+            "begun again": lambda: kit.begin_anew(key, token),
         }
         events[event]()
-        before = found(store, key)
+        before = kit.found(key)
 
-        assert not store.recovery.force_release(lapsed)
-        assert before == found(store, key)
+        assert not kit.store.recovery.force_release(lapsed)
+        assert before == kit.found(key)
 
-    def test_another_claim_of_the_same_moment_is_not_freed(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_another_claim_of_the_same_moment_is_not_freed(self, kit: Kit) -> None:
         """Both leases have the same deadline, so only the token tells them apart."""
-        first, token = stood(store, clock, "in flight")
-        begin_anew(store, first.key, token)
-        before = found(store, first.key)
+        first, token = kit.stood("in flight")
+        kit.begin_anew(first.key, token)
+        before = kit.found(first.key)
         assert first.record.deadline == before.deadline
 
-        assert not store.recovery.force_release(first)
-        assert before == found(store, first.key)
+        assert not kit.store.recovery.force_release(first)
+        assert before == kit.found(first.key)
 
-    def test_a_later_response_is_not_released(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_later_response_is_not_released(self, kit: Kit) -> None:
         """Its key has run again since the operator saw the first claim."""
-        answered, _ = stood(store, clock, "completed")
-        clock.advance(KEEP)
-        stand(store, clock, answered.key, "completed")
-        before = found(store, answered.key)
+        answered, _ = kit.stood("completed")
+        kit.advance(KEEP)
+        kit.stand(answered.key, "completed")
+        before = kit.found(answered.key)
 
-        assert not store.recovery.force_release(answered)
-        assert before == found(store, answered.key)
+        assert not kit.store.recovery.force_release(answered)
+        assert before == kit.found(answered.key)
 
-    def test_a_key_is_freed_once(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_key_is_freed_once(self, kit: Kit) -> None:
         """One of many calls does it. No call releases a later claim."""
         for _ in range(ROUNDS):
-            held, _ = stood(store, clock, "quarantined")
+            held, _ = kit.stood("quarantined")
 
-            done = at_once(*[lambda held=held: store.recovery.force_release(held)] * THREADS)
+            done = at_once(*[lambda held=held: kit.store.recovery.force_release(held)] * THREADS)
             assert [each for each in done if each] == [True]
 
-    def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_answer_and_who_frees_its_key_do_not_both_win(self, kit: Kit) -> None:
         """Either the response is stored and stays, or the key is free and its owner gets `LeaseLost`."""
         for _ in range(ROUNDS):
-            flying, token = stood(store, clock, "in flight")
+            flying, token = kit.stood("in flight")
 
             def finish(key: StorageKey = flying.key, token: bytes = token) -> bool:
                 try:
-                    store.complete(key, token, PAYLOAD, keep=KEEP)
+                    kit.store.complete(key, token, PAYLOAD, keep=KEEP)
                 except LeaseLost:
                     return False
                 return True
 
             def free(flying: SeenRecord = flying) -> bool:
-                return store.recovery.force_release(flying)
+                return kit.store.recovery.force_release(flying)
 
             finished, freed = at_once(finish, free)
-            assert (True, finished) == (finished is not freed, store.read(flying.key) is not None)
+            assert (True, finished) == (finished is not freed, kit.store.read(flying.key) is not None)
 
 
-class Resolving:
+class Resolving(Contract):
     """`resolve`: from now on this is the response, and the owner gets `LeaseLost`."""
 
     @for_each("how", ("held", "lapsed", "condemned"))
-    def test_what_is_quarantined_is_completed(self, store: CapableStore, clock: FrozenClock, how: str) -> None:
+    def test_what_is_quarantined_is_completed(self, kit: Kit, how: str) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
         match how:
             case "held":
-                quarantined, _ = stood(store, clock, "quarantined")
+                quarantined, _ = kit.stood("quarantined")
             case "lapsed":
-                quarantined, _ = noticed(store, clock)
+                quarantined, _ = kit.noticed()
             case _:
-                quarantined, _ = condemned(store, clock)
-        clock.advance(400 * 86400)
+                quarantined, _ = kit.condemned()
+        kit.advance(400 * 86400)
         token = a_token()
 
-        assert store.recovery.resolve(quarantined, token=token, payload=OTHER_PAYLOAD, keep=KEEP)
-        record = found(store, quarantined.key)
-        assert (near(clock.now), near(clock.now + KEEP)) == (record.completed_at, record.deadline)
+        assert kit.store.recovery.resolve(quarantined, token=token, payload=OTHER_PAYLOAD, keep=KEEP)
+        record = kit.found(quarantined.key)
+        assert (near(kit.now), near(kit.now + KEEP)) == (record.completed_at, record.deadline)
         assert record == replace(
             quarantined.record,
             state=State.COMPLETED,
@@ -204,148 +192,142 @@ class Resolving:
             deadline=record.deadline,
             remaining=record.remaining,
         )
-        assert record == store.claim(a_request(quarantined.key), token=a_token(), lease=LEASE)
+        assert record == kit.ask(quarantined.key)
 
-    def test_an_answer_by_another_ends_as_any_other(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_answer_by_another_ends_as_any_other(self, kit: Kit) -> None:
         """Its key is free then."""
-        held, _ = stood(store, clock, "quarantined")
-        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
-        clock.advance(KEEP - 0.125)
-        assert isinstance(store.claim(a_request(held.key), token=a_token(), lease=LEASE), Record)
-        clock.advance(0.125)
+        held, _ = kit.stood("quarantined")
+        assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        kit.advance(KEEP - 0.125)
+        assert isinstance(kit.ask(held.key), Record)
+        kit.advance(0.125)
 
-        assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence
+        assert kit.granted(held.key).fence > held.record.fence
 
     @for_each("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
-    def test_the_owner_has_lost_it(self, store: CapableStore, clock: FrozenClock, verb: str) -> None:
+    def test_the_owner_has_lost_it(self, kit: Kit, verb: str) -> None:
         """It must not send another response than all retries get, and changes nothing."""
-        held, token = stood(store, clock, "quarantined")
-        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
-        before = found(store, held.key)
+        held, token = kit.stood("quarantined")
+        assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        before = kit.found(held.key)
         writes: dict[str, Callable[[], object]] = {
-            "complete": lambda: store.complete(held.key, token, OTHER_PAYLOAD, keep=2 * KEEP),
-            "renew": lambda: store.renew(held.key, token, lease=LEASE),
-            "release": lambda: store.release(held.key, token),
-            "quarantine": lambda: store.quarantine(held.key, token, "who knows"),
-            "mark_point_of_no_return": lambda: store.mark_point_of_no_return(held.key, token),
+            "complete": lambda: kit.store.complete(held.key, token, OTHER_PAYLOAD, keep=2 * KEEP),
+            "renew": lambda: kit.store.renew(held.key, token, lease=LEASE),
+            "release": lambda: kit.store.release(held.key, token),
+            "quarantine": lambda: kit.store.quarantine(held.key, token, "who knows"),
+            "mark_point_of_no_return": lambda: kit.store.mark_point_of_no_return(held.key, token),
         }
         assert lost(lambda: writes[verb]())
 
-        assert before == found(store, held.key)
+        assert before == kit.found(held.key)
 
-    def test_a_repeated_settlement_is_done(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_repeated_settlement_is_done(self, kit: Kit) -> None:
         """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
-        held, _ = stood(store, clock, "quarantined")
+        held, _ = kit.stood("quarantined")
         token = a_token()
-        assert store.recovery.resolve(held, token=token, payload=PAYLOAD, keep=KEEP)
-        before = found(store, held.key)
+        assert kit.store.recovery.resolve(held, token=token, payload=PAYLOAD, keep=KEEP)
+        before = kit.found(held.key)
 
-        assert store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
-        assert before == found(store, held.key)
+        assert kit.store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
+        assert before == kit.found(held.key)
 
-    def test_a_second_settlement_is_refused(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_a_second_settlement_is_refused(self, kit: Kit) -> None:
         """Another token belongs to another resolver: two resolvers may have different results."""
-        held, _ = stood(store, clock, "quarantined")
-        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
-        before = found(store, held.key)
+        held, _ = kit.stood("quarantined")
+        assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        before = kit.found(held.key)
 
         for each in (held, SeenRecord(held.key, before)):
-            assert not store.recovery.resolve(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
-        assert before == found(store, held.key)
+            assert not kit.store.recovery.resolve(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert before == kit.found(held.key)
 
     @for_each("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
-    def test_what_is_not_quarantined_is_not_settled(
-        self, store: CapableStore, clock: FrozenClock, standing: Standing
-    ) -> None:
+    def test_what_is_not_quarantined_is_not_settled(self, kit: Kit, standing: Standing) -> None:
         """Its owner may be running, or a retry will take over, or the owner has completed it."""
-        other, _ = stood(store, clock, standing)
+        other, _ = kit.stood(standing)
 
-        assert not store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
-        assert other.record == found(store, other.key)
+        assert not kit.store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert other.record == kit.found(other.key)
 
     @for_each("event", ("completed", "condemned", "released", "begun again", "lapsed again"))
-    def test_what_does_not_stand_as_it_was_seen_is_not_settled(
-        self, store: CapableStore, clock: FrozenClock, event: str
-    ) -> None:
+    def test_what_does_not_stand_as_it_was_seen_is_not_settled(self, kit: Kit, event: str) -> None:
         """Its owner was faster, or the record is of another claim: the seen record no longer exists."""
-        held, token = stood(store, clock, "quarantined")
+        held, token = kit.stood("quarantined")
         if event in ("completed", "condemned"):
-            store.complete(held.key, token, PAYLOAD, keep=KEEP)
+            kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
             if event == "condemned":
-                store.mark_corrupt(held.key, PAYLOAD)
+                kit.store.mark_corrupt(held.key, PAYLOAD)
         else:
-            store.release(held.key, token)
+            kit.store.release(held.key, token)
             if event == "begun again":
-                stand(store, clock, held.key, "in flight")
+                kit.stand(held.key, "in flight")
             if event == "lapsed again":
-                stand(store, clock, held.key, "quarantined")
-        before = store.read(held.key)
+                kit.stand(held.key, "quarantined")
+        before = kit.store.read(held.key)
 
-        assert not store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
-        assert before == store.read(held.key)
+        assert not kit.store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert before == kit.store.read(held.key)
 
-    def test_what_was_seen_in_flight_is_not_settled(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_what_was_seen_in_flight_is_not_settled(self, kit: Kit) -> None:
         """Even if it is quarantined by now, because the resolver has not seen that."""
-        in_flight, token = stood(store, clock, "in flight")
-        store.quarantine(in_flight.key, token, "view-crashed")
-        before = found(store, in_flight.key)
+        in_flight, token = kit.stood("in flight")
+        kit.store.quarantine(in_flight.key, token, "view-crashed")
+        before = kit.found(in_flight.key)
 
-        assert not store.recovery.resolve(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
-        assert before == found(store, in_flight.key)
+        assert not kit.store.recovery.resolve(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert before == kit.found(in_flight.key)
 
-    def test_an_expired_response_is_not_resolved(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_expired_response_is_not_resolved(self, kit: Kit) -> None:
         """The record is gone by then, and the call changes no record."""
-        held, token = stood(store, clock, "quarantined")
-        store.complete(held.key, token, PAYLOAD, keep=KEEP)
-        clock.advance(KEEP)
+        held, token = kit.stood("quarantined")
+        kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
+        kit.advance(KEEP)
 
-        assert not store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
-        assert store.read(held.key) is None
+        assert not kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.store.read(held.key) is None
 
     @for_each("keep", (0.0, -1.0, math.inf, math.nan))
-    def test_an_answer_by_another_without_an_end_is_refused(
-        self, store: CapableStore, clock: FrozenClock, keep: float
-    ) -> None:
+    def test_an_answer_by_another_without_an_end_is_refused(self, kit: Kit, keep: float) -> None:
         """The store keeps it as long as its owner's response."""
-        held, _ = stood(store, clock, "quarantined")
+        held, _ = kit.stood("quarantined")
         with pytest.raises(ValueError, match="duration"):
-            store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=keep)
+            kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=keep)
 
-        assert held.record == found(store, held.key)
+        assert held.record == kit.found(held.key)
 
-    def test_of_many_who_settle_one_does(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_of_many_who_settle_one_does(self, kit: Kit) -> None:
         """Each resolver has another response, and all retries get the same one."""
         for _ in range(ROUNDS):
-            held, _ = stood(store, clock, "quarantined")
+            held, _ = kit.stood("quarantined")
             answers = [replace(PAYLOAD, data=b"%d" % number) for number in range(THREADS)]
             done = at_once(
                 *[
-                    lambda held=held, answer=answer: store.recovery.resolve(
+                    lambda held=held, answer=answer: kit.store.recovery.resolve(
                         held, token=a_token(), payload=answer, keep=KEEP
                     )
                     for answer in answers
                 ]
             )
 
-            assert [found(store, held.key).payload] == [
+            assert [kit.found(held.key).payload] == [
                 answer for answer, settled in zip(answers, done, strict=True) if settled
             ]
 
-    def test_an_owner_and_a_resolver_do_not_both_complete(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_an_owner_and_a_resolver_do_not_both_complete(self, kit: Kit) -> None:
         """The first call decides the response, and the other one gets an error."""
         for _ in range(ROUNDS):
-            held, token = stood(store, clock, "quarantined")
+            held, token = kit.stood("quarantined")
 
             def finish(held: SeenRecord = held, token: bytes = token) -> bool:
                 try:
-                    store.complete(held.key, token, PAYLOAD, keep=KEEP)
+                    kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
                 except LeaseLost:
                     return False
                 return True
 
             def settle(held: SeenRecord = held) -> bool:
-                return store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+                return kit.store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
             finished, settled = at_once(finish, settle)
             assert finished is not settled
-            assert (PAYLOAD if finished else OTHER_PAYLOAD) == seen(store, held.key).record.payload
+            assert (PAYLOAD if finished else OTHER_PAYLOAD) == kit.seen(held.key).record.payload

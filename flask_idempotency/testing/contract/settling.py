@@ -18,7 +18,6 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     Unknown,
 )
-from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     ABOUT,
     FINGERPRINT,
@@ -28,68 +27,66 @@ from flask_idempotency.testing.contract.support import (
     OTHER_FINGERPRINT,
     OTHER_PAYLOAD,
     PAYLOAD,
+    Contract,
+    Kit,
     Standing,
     a_key,
     a_request,
     a_token,
     for_each,
-    found,
     granted,
     lost,
     near,
-    placed,
-    stand,
 )
-from flask_idempotency.testing.doubles import FrozenClock
 
 
-class MarkingCorrupt:
+class MarkingCorrupt(Contract):
     """A caller that finds a damaged response passes the bytes that it found. The store marks no others."""
 
-    def test_a_condemned_record_is_quarantined_with_all_that_it_holds(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_condemned_record_is_quarantined_with_all_that_it_holds(self, kit: Kit) -> None:
         """A later attempt may read it, when the right key is back."""
-        key, token = placed(store, clock, "completed")
-        before = found(store, key)
-        store.mark_corrupt(key, PAYLOAD)
-        after = found(store, key)
+        key, token = kit.placed("completed")
+        before = kit.found(key)
+        kit.store.mark_corrupt(key, PAYLOAD)
+        after = kit.found(key)
 
         assert (after.state, after.reason) == (State.QUARANTINED, CORRUPT)
         assert (PAYLOAD, token, before.fence) == (after.payload, after.token, after.fence)
         assert (before.attempt, before.info, before.requested_at) == (after.attempt, after.info, after.requested_at)
         assert (before.fingerprint, before.on_expiry) == (after.fingerprint, after.on_expiry)
 
-    def test_a_condemned_record_never_runs_again(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_condemned_record_never_runs_again(self, kit: Kit) -> None:
         """Not even after the response would have expired."""
-        key, _ = placed(store, clock, "completed")
-        store.mark_corrupt(key, PAYLOAD)
-        clock.advance(LONG)
+        key, _ = kit.placed("completed")
+        kit.store.mark_corrupt(key, PAYLOAD)
+        kit.advance(LONG)
 
-        assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
-        another = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
+        assert Unknown(CORRUPT) == kit.ask(key)
+        another = kit.ask(key, fingerprint=OTHER_FINGERPRINT)
         assert isinstance(another, Mismatched)
 
-    def test_a_corrupt_record_is_a_completed_one_to_its_owner(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_corrupt_record_is_a_completed_one_to_its_owner(self, kit: Kit) -> None:
         """The request completed, or there would be no response. Releasing the key would run it twice."""
-        key, token = placed(store, clock, "completed")
-        store.mark_corrupt(key, PAYLOAD)
-        before = found(store, key)
-        assert lost(lambda: store.release(key, token))
-        assert lost(lambda: store.quarantine(key, token, "who knows"))
-        assert lost(lambda: store.mark_point_of_no_return(key, token))
+        key, token = kit.placed("completed")
+        kit.store.mark_corrupt(key, PAYLOAD)
+        before = kit.found(key)
+        assert lost(lambda: kit.store.release(key, token))
+        assert lost(lambda: kit.store.quarantine(key, token, "who knows"))
+        assert lost(lambda: kit.store.mark_point_of_no_return(key, token))
 
-        assert before == found(store, key)
-        store.renew(key, token, lease=LEASE)
-        store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
-        assert (found(store, key).state, found(store, key).payload) == (State.COMPLETED, OTHER_PAYLOAD)
+        assert before == kit.found(key)
+        kit.store.renew(key, token, lease=LEASE)
+        kit.store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
+        assert (kit.found(key).state, kit.found(key).payload) == (State.COMPLETED, OTHER_PAYLOAD)
 
-    def test_to_condemn_twice_is_to_condemn_once(self, store: Store, clock: FrozenClock) -> None:
+    def test_to_condemn_twice_is_to_condemn_once(self, kit: Kit) -> None:
         """Every retry finds the same damage."""
-        key, _ = placed(store, clock, "completed")
-        store.mark_corrupt(key, PAYLOAD)
-        once = found(store, key)
-        store.mark_corrupt(key, PAYLOAD)
+        key, _ = kit.placed("completed")
+        kit.store.mark_corrupt(key, PAYLOAD)
+        once = kit.found(key)
+        kit.store.mark_corrupt(key, PAYLOAD)
 
-        assert once == found(store, key)
+        assert once == kit.found(key)
 
     @for_each(
         "other",
@@ -101,42 +98,40 @@ class MarkingCorrupt:
         ),
         ids=("another response", "longer", "empty", "under a key"),
     )
-    def test_another_payload_than_was_found_is_not_condemned(
-        self, store: Store, clock: FrozenClock, other: StoredPayload
-    ) -> None:
+    def test_another_payload_than_was_found_is_not_condemned(self, kit: Kit, other: StoredPayload) -> None:
         """It may have been sealed again since it was read, or the cache was damaged."""
-        key, _ = placed(store, clock, "completed")
-        store.mark_corrupt(key, other)
+        key, _ = kit.placed("completed")
+        kit.store.mark_corrupt(key, other)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
+        assert isinstance(kit.ask(key), Record)
 
     @for_each("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
-    def test_what_is_not_completed_is_not_condemned(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
+    def test_what_is_not_completed_is_not_condemned(self, kit: Kit, standing: Standing) -> None:
         """It has no response that could be damaged."""
-        key, _ = placed(store, clock, standing)
-        before = found(store, key)
-        store.mark_corrupt(key, PAYLOAD)
+        key, _ = kit.placed(standing)
+        before = kit.found(key)
+        kit.store.mark_corrupt(key, PAYLOAD)
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
-    def test_what_is_absent_is_not_condemned(self, store: Store, clock: FrozenClock) -> None:
+    def test_what_is_absent_is_not_condemned(self, kit: Kit) -> None:
         """A key that was never used, or whose response has expired, is free."""
         key, expired = a_key(), a_key()
-        stand(store, clock, expired, "completed")
-        clock.advance(KEEP)
-        store.mark_corrupt(key, PAYLOAD)
-        store.mark_corrupt(expired, PAYLOAD)
+        kit.stand(expired, "completed")
+        kit.advance(KEEP)
+        kit.store.mark_corrupt(key, PAYLOAD)
+        kit.store.mark_corrupt(expired, PAYLOAD)
 
-        assert (store.read(key), store.read(expired)) == (None, None)
+        assert (kit.store.read(key), kit.store.read(expired)) == (None, None)
 
-    def test_the_facts_of_a_sealed_response_are_returned_unchanged(self, store: Store, clock: FrozenClock) -> None:
+    def test_the_facts_of_a_sealed_response_are_returned_unchanged(self, kit: Kit) -> None:
         """Number 0 needs no data key. `read` must return it, because it decides which key opens the response."""
         key, token = a_key(), a_token()
         payload = StoredPayload(b"", 402, False, 0, SealedBy("", 0))
-        store.claim(a_request(key), token=token, lease=LEASE)
-        store.complete(key, token, payload, keep=KEEP)
+        kit.ask(key, token=token)
+        kit.store.complete(key, token, payload, keep=KEEP)
 
-        assert payload == found(store, key).payload
+        assert payload == kit.found(key).payload
 
 
 PAYLOADS = {
@@ -148,171 +143,170 @@ PAYLOADS = {
 }
 
 
-class Settling:
+class Settling(Contract):
     """The first response that the store accepts stays."""
 
     @for_each("payload", list(PAYLOADS.values()), ids=list(PAYLOADS))
-    def test_a_result_is_replayed_unchanged(self, store: Store, payload: StoredPayload) -> None:
+    def test_a_result_is_replayed_unchanged(self, kit: Kit, payload: StoredPayload) -> None:
         """Every byte of it, also when there are none: presence is a state, never truthiness."""
-        key, token = a_key(), a_token()
-        granted(store.claim(a_request(key), token=token, lease=LEASE))
-        store.complete(key, token, payload, keep=KEEP)
+        key, token = kit.begin()
+        kit.store.complete(key, token, payload, keep=KEEP)
 
-        outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        outcome = kit.ask(key)
 
         assert isinstance(outcome, Record)
         assert payload == outcome.payload
 
-    def test_a_completed_record_tells_its_story(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_completed_record_tells_its_story(self, kit: Kit) -> None:
         """When it was requested, when it completed, when it expires, and which worker completed it."""
         key, token = a_key(), a_token()
-        asked_at = clock.now
-        grant = granted(store.claim(a_request(key), token=token, lease=LEASE))
-        clock.advance(7.25)
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-        clock.advance(100)
+        asked_at = kit.now
+        grant = kit.granted(key, token=token)
+        kit.advance(7.25)
+        kit.store.complete(key, token, PAYLOAD, keep=KEEP)
+        kit.advance(100)
 
-        record = found(store, key)
+        record = kit.found(key)
 
         assert (State.COMPLETED, token, grant.fence, 1) == (record.state, record.token, record.fence, record.attempt)
         assert (record.fingerprint, record.info, record.reason) == (FINGERPRINT, ABOUT, "")
         assert (near(asked_at), near(asked_at + 7.25)) == (record.requested_at, record.completed_at)
         assert (near(asked_at + 7.25 + KEEP), near(KEEP - 100)) == (record.deadline, record.remaining)
 
-    def test_the_first_result_stays(self, store: Store, clock: FrozenClock) -> None:
+    def test_the_first_result_stays(self, kit: Kit) -> None:
         """Completing again is no error, because a reply may have been lost. It changes neither response nor expiry."""
-        key, token = placed(store, clock, "completed")
-        before = found(store, key)
+        key, token = kit.placed("completed")
+        before = kit.found(key)
 
-        store.complete(key, token, OTHER_PAYLOAD, keep=10 * KEEP)
+        kit.store.complete(key, token, OTHER_PAYLOAD, keep=10 * KEEP)
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
-    def test_a_late_result_is_accepted(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_late_result_is_accepted(self, kit: Kit) -> None:
         """The lease says when other workers may act. If none has, the owner may still complete."""
-        key, token = placed(store, clock, "lapsed, quarantine")
+        key, token = kit.placed("lapsed, quarantine")
 
-        store.complete(key, token, PAYLOAD, keep=KEEP)
+        kit.store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert found(store, key).payload == PAYLOAD
+        assert kit.found(key).payload == PAYLOAD
 
-    def test_a_response_ends_the_quarantine_of_an_expired_claim(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_response_ends_the_quarantine_of_an_expired_claim(self, kit: Kit) -> None:
         """The owner was slow, not dead: it knows the result, and all retries now get it."""
-        key, token = placed(store, clock, "lapsed, quarantine")
-        assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        key, token = kit.placed("lapsed, quarantine")
+        assert Unknown("lease-expired") == kit.ask(key)
 
-        store.complete(key, token, PAYLOAD, keep=KEEP)
+        kit.store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        record = found(store, key)
+        record = kit.found(key)
         assert (record.state, record.payload, record.reason) == (State.COMPLETED, PAYLOAD, "")
 
-    def test_a_result_ends_the_quarantine_of_a_held_record(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_result_ends_the_quarantine_of_a_held_record(self, kit: Kit) -> None:
         """The token stays good for `complete` after `hold`."""
-        key, token = placed(store, clock, "quarantined")
+        key, token = kit.placed("quarantined")
 
-        store.complete(key, token, PAYLOAD, keep=KEEP)
+        kit.store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert found(store, key) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert kit.found(key) == kit.ask(key)
 
-    def test_a_long_quarantine_can_still_be_completed(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_long_quarantine_can_still_be_completed(self, kit: Kit) -> None:
         """After a year an owner can still complete, and the dates are right."""
-        key, token = placed(store, clock, "quarantined")
-        clock.advance(400 * 86400)
+        key, token = kit.placed("quarantined")
+        kit.advance(400 * 86400)
 
-        store.complete(key, token, PAYLOAD, keep=KEEP)
+        kit.store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert near(clock.now) == found(store, key).completed_at
+        assert near(kit.now) == kit.found(key).completed_at
 
-    def test_a_released_key_may_run_again(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_released_key_may_run_again(self, kit: Kit) -> None:
         """As if it had never been used: by another request too, and as attempt 1."""
-        key, token = placed(store, clock, "in flight")
-        store.release(key, token)
-        assert store.read(key) is None
+        key, token = kit.placed("in flight")
+        kit.store.release(key, token)
+        assert kit.store.read(key) is None
 
         again = a_request(key, fingerprint=b"\x01" + b"n" * 16)
 
-        assert granted(store.claim(again, token=a_token(), lease=LEASE)).attempt == 1
+        assert granted(kit.store.claim(again, token=a_token(), lease=LEASE)).attempt == 1
 
-    def test_releasing_what_is_absent_is_done_already(self, store: Store, clock: FrozenClock) -> None:
+    def test_releasing_what_is_absent_is_done_already(self, kit: Kit) -> None:
         """A release whose reply was lost is repeated; a key that was never used is released just the same."""
-        key, token = placed(store, clock, "in flight")
-        store.release(key, token)
+        key, token = kit.placed("in flight")
+        kit.store.release(key, token)
 
-        store.release(key, token)
-        store.release(a_key(), a_token())
+        kit.store.release(key, token)
+        kit.store.release(a_key(), a_token())
 
-        assert store.read(key) is None
+        assert kit.store.read(key) is None
 
-    def test_the_owner_may_release_its_quarantined_record(self, store: Store, clock: FrozenClock) -> None:
+    def test_the_owner_may_release_its_quarantined_record(self, kit: Kit) -> None:
         """Only the owner knows that its view had no effect."""
-        key, token = placed(store, clock, "quarantined")
+        key, token = kit.placed("quarantined")
 
-        store.release(key, token)
+        kit.store.release(key, token)
 
-        assert store.read(key) is None
+        assert kit.store.read(key) is None
 
-    def test_an_expired_claim_can_be_released(self, store: Store, clock: FrozenClock) -> None:
+    def test_an_expired_claim_can_be_released(self, kit: Kit) -> None:
         """Late, and still owned by the same worker."""
-        key, token = placed(store, clock, "lapsed, takeover")
-        store.release(key, token)
+        key, token = kit.placed("lapsed, takeover")
+        kit.store.release(key, token)
 
-        assert store.read(key) is None
+        assert kit.store.read(key) is None
 
     @for_each("verb", ("release", "quarantine", "mark_point_of_no_return"))
-    def test_a_completed_record_is_settled_for_good(self, store: Store, clock: FrozenClock, verb: str) -> None:
+    def test_a_completed_record_is_settled_for_good(self, kit: Kit, verb: str) -> None:
         """Its own token can neither release nor quarantine a completed record. Only time ends it."""
-        key, token = placed(store, clock, "completed")
-        before = found(store, key)
+        key, token = kit.placed("completed")
+        before = kit.found(key)
         writes: dict[str, Callable[[], object]] = {
-            "release": lambda: store.release(key, token),
-            "quarantine": lambda: store.quarantine(key, token, "second thoughts"),
-            "mark_point_of_no_return": lambda: store.mark_point_of_no_return(key, token),
+            "release": lambda: kit.store.release(key, token),
+            "quarantine": lambda: kit.store.quarantine(key, token, "second thoughts"),
+            "mark_point_of_no_return": lambda: kit.store.mark_point_of_no_return(key, token),
         }
 
         assert lost(lambda: writes[verb]())
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
-    def test_held_is_quarantined(self, store: Store, clock: FrozenClock) -> None:
+    def test_held_is_quarantined(self, kit: Kit) -> None:
         """The record has this reason, and keeps its token and its lease."""
-        key, token = placed(store, clock, "in flight")
-        before = found(store, key)
+        key, token = kit.placed("in flight")
+        before = kit.found(key)
 
-        store.quarantine(key, token, "outcome-lost: größer")
+        kit.store.quarantine(key, token, "outcome-lost: größer")
 
-        record = found(store, key)
+        record = kit.found(key)
         assert (record.state, record.reason) == (State.QUARANTINED, "outcome-lost: größer")
         assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
 
-    def test_a_held_claim_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_held_claim_is_never_taken_over(self, kit: Kit) -> None:
         """Not even if its lease has expired under take-over: the owner has declared the outcome unknown."""
         key = a_key()
         ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
-        token = granted(store.claim(ask, token=a_token(), lease=LEASE)).token
-        store.quarantine(key, token, "view-crashed")
-        clock.advance(LEASE + 1)
+        token = granted(kit.store.claim(ask, token=a_token(), lease=LEASE)).token
+        kit.store.quarantine(key, token, "view-crashed")
+        kit.advance(LEASE + 1)
 
-        assert Unknown("view-crashed") == store.claim(ask, token=a_token(), lease=LEASE)
+        assert Unknown("view-crashed") == kit.store.claim(ask, token=a_token(), lease=LEASE)
 
     @for_each("standing", ("held", "lapsed"))
-    def test_the_first_reason_stays(self, store: Store, clock: FrozenClock, standing: str) -> None:
+    def test_the_first_reason_stays(self, kit: Kit, standing: str) -> None:
         """A second quarantine is no error and changes no record."""
-        key, token = placed(store, clock, "quarantined" if standing == "held" else "lapsed, quarantine")
-        store.claim(a_request(key), token=a_token(), lease=LEASE)
-        before = found(store, key)
+        key, token = kit.placed("quarantined" if standing == "held" else "lapsed, quarantine")
+        kit.ask(key)
+        before = kit.found(key)
         assert before.state is State.QUARANTINED
 
-        store.quarantine(key, token, "another-reason")
+        kit.store.quarantine(key, token, "another-reason")
 
-        assert before == found(store, key)
+        assert before == kit.found(key)
 
     @for_each("keep", (0.0, -1.0, math.inf, math.nan))
-    def test_an_answer_without_an_end_is_refused(self, store: Store, clock: FrozenClock, keep: float) -> None:
+    def test_an_answer_without_an_end_is_refused(self, kit: Kit, keep: float) -> None:
         """With 0 it would be lost, and with infinity it could not be stored. The claim stays."""
-        key, token = placed(store, clock, "in flight")
-        before = found(store, key)
+        key, token = kit.placed("in flight")
+        before = kit.found(key)
 
         with pytest.raises(ValueError, match="duration"):
-            store.complete(key, token, PAYLOAD, keep=keep)
+            kit.store.complete(key, token, PAYLOAD, keep=keep)
 
-        assert before == found(store, key)
+        assert before == kit.found(key)

@@ -37,15 +37,13 @@ from flask_idempotency.testing.contract.support import (
     OTHER_FINGERPRINT,
     PAYLOAD,
     CapableStore,
+    Contract,
+    Kit,
     a_key,
     a_request,
     a_token,
-    found,
-    granted,
     lost,
     near,
-    placed,
-    stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -159,11 +157,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     tokens: Bundle[Any] = Bundle("tokens")
 
-    def __init__(self, store: Store, clock: FrozenClock) -> None:
+    def __init__(self, kit: Kit) -> None:
         super().__init__()
-        self.store: Store = store
-        self.clock: FrozenClock = clock
-        self.model: Model = Model(clock)
+        self.store: Store = kit.store
+        self.clock: FrozenClock = kit.clock
+        self.model: Model = Model(kit.clock)
         self.key: StorageKey = a_key()
         self.fences: list[tuple[bytes, int]] = []
         self.released: set[bytes] = set[bytes]()
@@ -255,12 +253,12 @@ def run(machine: Callable[[], RuleBasedStateMachine], *, examples: int, steps: i
     )
 
 
-class Modelled:
+class Modelled(Contract):
     """Random sequences of calls, compared with the model."""
 
-    def test_any_sequence_of_calls_ends_as_modelled(self, store: Store, clock: FrozenClock) -> None:
+    def test_any_sequence_of_calls_ends_as_modelled(self, kit: Kit) -> None:
         """The store and a model of a hundred lines agree on every outcome and every record."""
-        run(lambda: StoreMachine(store, clock), examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)
+        run(lambda: StoreMachine(kit), examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)
 
 
 # Races between threads.
@@ -295,58 +293,58 @@ def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
             gc.enable()
 
 
-class Racing:
+class Racing(Contract):
     """`claim` is atomic: of many threads, one gets the key."""
 
-    def test_of_many_exactly_one_is_granted(self, store: Store) -> None:
+    def test_of_many_exactly_one_is_granted(self, kit: Kit) -> None:
         """All other claims get `InFlight`."""
         for _ in range(ROUNDS):
             ask = a_request(a_key())
 
-            outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+            outcomes = at_once(*[lambda ask=ask: kit.store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
             assert [True for outcome in outcomes if isinstance(outcome, Grant)] == [True]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
 
-    def test_of_many_exactly_one_takes_over(self, store: Store, clock: FrozenClock) -> None:
+    def test_of_many_exactly_one_takes_over(self, kit: Kit) -> None:
         """An expired claim has one successor, however many workers saw it expire."""
         for _ in range(ROUNDS):
             key = a_key()
-            stand(store, clock, key, "lapsed, takeover")
+            kit.stand(key, "lapsed, takeover")
             ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
 
-            outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+            outcomes = at_once(*[lambda ask=ask: kit.store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
             assert [outcome.attempt for outcome in outcomes if isinstance(outcome, Grant)] == [2]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
 
-    def test_replays_do_not_stand_in_each_others_way(self, store: Store, clock: FrozenClock) -> None:
+    def test_replays_do_not_stand_in_each_others_way(self, kit: Kit) -> None:
         """Many threads may read a response at the same time."""
-        key, _ = placed(store, clock, "completed")
+        key, _ = kit.placed("completed")
 
-        outcomes = at_once(*[lambda: store.claim(a_request(key), token=a_token(), lease=LEASE)] * THREADS)
+        outcomes = at_once(*[lambda: kit.ask(key)] * THREADS)
 
-        assert [found(store, key)] * THREADS == outcomes
+        assert [kit.found(key)] * THREADS == outcomes
 
-    def test_a_late_owner_and_its_successor_do_not_both_win(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_late_owner_and_its_successor_do_not_both_win(self, kit: Kit) -> None:
         """Either the response came first and is replayed, or the take-over came first and the response is refused."""
         for _ in range(ROUNDS * 5):
             key = a_key()
-            slow = stand(store, clock, key, "lapsed, takeover")
+            slow = kit.stand(key, "lapsed, takeover")
 
             def finish(key: StorageKey = key, slow: bytes = slow) -> bool:
                 try:
-                    store.complete(key, slow, PAYLOAD, keep=KEEP)
+                    kit.store.complete(key, slow, PAYLOAD, keep=KEEP)
                 except LeaseLost:
                     return False
                 return True
 
             def take_over(key: StorageKey = key) -> bool:
-                return isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
+                return isinstance(kit.ask(key), Grant)
 
             assert sorted(at_once(finish, take_over)) == [False, True]
 
-    def test_fences_rise_through_a_crowd(self, store: Store) -> None:
+    def test_fences_rise_through_a_crowd(self, kit: Kit) -> None:
         """Claim and release as fast as many threads can: no fence of the key comes twice, or goes back."""
         key = a_key()
 
@@ -354,10 +352,10 @@ class Racing:
             fences = []
             for _ in range(20):
                 token = a_token()
-                outcome = store.claim(a_request(key), token=token, lease=LEASE)
+                outcome = kit.ask(key, token=token)
                 if isinstance(outcome, Grant):
                     fences.append(outcome.fence)
-                    store.release(key, token)
+                    kit.store.release(key, token)
             return fences
 
         taken = at_once(*[claim_and_release] * THREADS)
@@ -365,7 +363,7 @@ class Racing:
         assert all(fences == sorted(fences) for fences in taken)
         every = [fence for fences in taken for fence in fences]
         assert len(every) == len(set(every)) > 0
-        assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > max(every)
+        assert kit.granted(key).fence > max(every)
 
 
 # Random calls on several keys of a tenant: the ledger must equal a recount of its records.
@@ -384,10 +382,10 @@ quotas: Final = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_fligh
 class LedgerMachine(RuleBasedStateMachine):
     """Make random calls, and compare the ledger with a recount of the records."""
 
-    def __init__(self, store: CapableStore, clock: FrozenClock) -> None:
+    def __init__(self, kit: Kit) -> None:
         super().__init__()
-        self.store: CapableStore = store
-        self.clock: FrozenClock = clock
+        self.store: CapableStore = kit.store
+        self.clock: FrozenClock = kit.clock
         self.tid: bytes = a_key().tid
         self.keys: list[StorageKey] = [a_key(tid=self.tid) for _ in range(KEYS)]
         self.tokens: list[bytes] = [a_token() for _ in range(TOKENS)]
@@ -466,9 +464,9 @@ def _size(record: Record) -> int:
     return record.payload.byte_size if record.state is State.COMPLETED and record.payload is not None else 0
 
 
-class Recounted:
+class Recounted(Contract):
     """Random sequences of calls, with a correct ledger after each."""
 
-    def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, store: CapableStore, clock: FrozenClock) -> None:
+    def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, kit: Kit) -> None:
         """Exactly right, and never below zero: after expired leases, take-overs, expiry and every other call."""
-        run(lambda: LedgerMachine(store, clock), examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)
+        run(lambda: LedgerMachine(kit), examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 import pytest
 
 from flask_idempotency.engine.activity import ActivityLog
 from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.capabilities import (
+    DataKey,
     DataKeys,
     Expiry,
     Ledger,
-    RecordPage,
     Recovery,
     Responses,
     SeenRecord,
@@ -39,6 +39,7 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.observations import Observations
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -49,6 +50,9 @@ LONG = 400 * 86400.0
 FINGERPRINT = b"\x01" + b"f" * 16
 OTHER_FINGERPRINT = b"\x01" + b"F" * 16
 ABOUT = RequestInfo(tenant="acme", principal="alice", method="POST", operation="payments.create")
+KID = "2026-11"
+"""The key of the ring that wraps the data keys of these tests."""
+WRAPPED = bytes(range(256))
 PAYLOAD = StoredPayload(data=b'{"paid": true}', status=201, success=True, byte_size=31)
 OTHER_PAYLOAD = StoredPayload(data=b'{"paid": "twice"}', status=500, success=False, byte_size=99)
 
@@ -89,6 +93,16 @@ def for_each(
 
 
 Standing: TypeAlias = Literal["in flight", "completed", "quarantined", "lapsed, takeover", "lapsed, quarantine"]
+STANDINGS: Final[tuple[Standing, ...]] = get_args(Standing)
+
+
+class Asked(TypedDict, total=False):
+    """What `a_request` takes."""
+
+    fingerprint: bytes
+    on_expiry: OnExpiry
+    about: RequestInfo
+    callers: Callers | None
 
 
 def a_key(*, tid: bytes | None = None) -> StorageKey:
@@ -154,12 +168,6 @@ def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing)
     return token
 
 
-def placed(store: Store, clock: FrozenClock, standing: Standing) -> tuple[StorageKey, bytes]:
-    """Return a new key whose record is in this state, and its owner's token."""
-    key = a_key()
-    return key, stand(store, clock, key, standing)
-
-
 class CapableStore(Store, Protocol):
     """A store with the capabilities that a contract asks for. Each contract says which those are."""
 
@@ -187,6 +195,142 @@ class CapableStore(Store, Protocol):
     def void(self) -> Void: ...
 
 
+PageT = TypeVar("PageT", bound="Page")
+
+
+class Page(Protocol):
+    """A part of what a store holds."""
+
+    @property
+    def after(self) -> bytes | None: ...
+
+
+def pages(page_after: Callable[[bytes], PageT]) -> Iterator[PageT]:
+    """Return every page. One may be empty and not the last."""
+    after: bytes | None = b""
+    while after is not None:
+        yield (page := page_after(after))
+        after = page.after
+
+
+class Kit:
+    """The store and the clock of a test, and the calls that many tests make."""
+
+    def __init__(self, store: CapableStore, clock: FrozenClock, quota: Quota | None = None) -> None:
+        self.store: CapableStore = store
+        self.clock: FrozenClock = clock
+        self.quota: Quota | None = quota
+
+    def key(self) -> StorageKey:
+        """Return a key that no request has used."""
+        return a_key()
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def ask(
+        self,
+        key: StorageKey | None = None,
+        *,
+        token: bytes | None = None,
+        lease: float = LEASE,
+        **request: Unpack[Asked],
+    ) -> StoreOutcome:
+        """Claim a new key, or this one, with a new token, or this one. The rest of the request is as in `a_request`."""
+        asked = a_request(key or self.key(), **request)
+        return self.store.claim(asked, token=token or a_token(), lease=lease, quota=self.quota)
+
+    def granted(
+        self,
+        key: StorageKey | None = None,
+        *,
+        token: bytes | None = None,
+        lease: float = LEASE,
+        **request: Unpack[Asked],
+    ) -> Grant:
+        """Claim a key as `ask` does, and return the grant that it must get."""
+        return granted(self.ask(key, token=token, lease=lease, **request))
+
+    def begin(self, key: StorageKey | None = None, **request: Unpack[Asked]) -> tuple[StorageKey, bytes]:
+        """Claim a new key, or this one, and return it with its owner's token."""
+        key = key or self.key()
+        return key, self.granted(key, **request).token
+
+    def complete(self, key: StorageKey | None = None, payload: StoredPayload = PAYLOAD) -> StorageKey:
+        """Claim a new key, or this one, complete its request and return it."""
+        key, token = self.begin(key)
+        self.store.complete(key, token, payload, keep=KEEP)
+        return key
+
+    def found(self, key: StorageKey) -> Record:
+        """Return the record of a key that must have one."""
+        return found(self.store, key)
+
+    def seen(self, key: StorageKey) -> SeenRecord:
+        """Return this key and its record, as the janitor or an operator sees them."""
+        return SeenRecord(key, self.found(key))
+
+    def stand(self, key: StorageKey, standing: Standing) -> bytes:
+        """Bring the record of a new key into this state. Return its owner's token."""
+        return stand(self.store, self.clock, key, standing)
+
+    def placed(self, standing: Standing) -> tuple[StorageKey, bytes]:
+        """Return a new key whose record is in this state, and its owner's token."""
+        key = self.key()
+        return key, self.stand(key, standing)
+
+    def stood(self, standing: Standing) -> tuple[SeenRecord, bytes]:
+        """Return the record of a new key in this state, and its owner's token."""
+        key, token = self.placed(standing)
+        return self.seen(key), token
+
+    def condemned(self) -> tuple[SeenRecord, bytes]:
+        """Return the record of a new key that is marked corrupt, and its owner's token."""
+        key, token = self.placed("completed")
+        self.store.mark_corrupt(key, PAYLOAD)
+        return self.seen(key), token
+
+    def noticed(self) -> tuple[SeenRecord, bytes]:
+        """Return a record that a retry has quarantined after its lease expired, and its owner's token."""
+        key, token = self.placed("lapsed, quarantine")
+        assert isinstance(self.ask(key), Unknown)
+        return self.seen(key), token
+
+    def begin_anew(self, key: StorageKey, token: bytes) -> None:
+        """Let the owner release the key and another worker claim it."""
+        self.store.release(key, token)
+        self.granted(key)
+
+    def add_data_key(self, tid: bytes, number: int = 1, kid: str = KID) -> bool:
+        """Add a data key of this tenant, wrapped by this key of the ring. Return whether the store has added it."""
+        kept = self.store.data_keys.read_keys(tid)
+        return self.store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=kept.store, after=kept.last)
+
+    def walked(self, state: State, *, limit: int = 1000, tid: bytes | None = None) -> dict[StorageKey, Record]:
+        """Return by key all records in this state, or those of one tenant."""
+        scan = self.store.recovery.scan
+        found = pages(lambda after: scan(state, after=after, limit=limit, tid=tid))
+        return {each.key: each.record for page in found for each in page.found}
+
+    def stale(self, *, horizon: float, limit: int = 1000) -> dict[StorageKey, Record]:
+        """Return by key what is stale: there may be others' beside a test's own."""
+        expired = self.store.recovery.expired_leases
+        found = pages(lambda after: expired(horizon=horizon, after=after, limit=limit))
+        return {each.key: each.record for page in found for each in page.found}
+
+    def sweep(self, horizon: float | None = None, *, limit: int = 1000) -> int:
+        """Let the janitor remove what has expired, until none is left. Return how much that was."""
+        total = 0
+        while removed := self.store.expiry.sweep(horizon=self.now if horizon is None else horizon, limit=limit):
+            assert 0 < removed <= limit
+            total += removed
+        return total
+
+
 class Contract:
     """What all contracts have: a clock that stands still unless a test advances it."""
 
@@ -194,73 +338,11 @@ class Contract:
     def clock(self) -> FrozenClock:
         return FrozenClock()
 
-
-STANDINGS: tuple[Standing, ...] = (
-    "in flight",
-    "completed",
-    "quarantined",
-    "lapsed, takeover",
-    "lapsed, quarantine",
-)
-
-
-def seen(store: Store, key: StorageKey) -> SeenRecord:
-    """Return this key and its record, as the janitor or an operator sees them."""
-    return SeenRecord(key, found(store, key))
-
-
-def stood(store: Store, clock: FrozenClock, standing: Standing) -> tuple[SeenRecord, bytes]:
-    """Return the record of a new key in this state, and its owner's token."""
-    key, token = placed(store, clock, standing)
-    return seen(store, key), token
-
-
-def condemned(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
-    """Return the record of a new key that is marked corrupt, and its owner's token."""
-    answered, token = stood(store, clock, "completed")
-    store.mark_corrupt(answered.key, PAYLOAD)
-    return seen(store, answered.key), token
-
-
-def noticed(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
-    """Return a record that a retry has quarantined after its lease expired, and its owner's token."""
-    lapsed, token = stood(store, clock, "lapsed, quarantine")
-    assert isinstance(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE), Unknown)
-    return seen(store, lapsed.key), token
-
-
-def begin_anew(store: Store, key: StorageKey, token: bytes) -> None:
-    """Let the owner release the key and another worker claim it."""
-    store.release(key, token)
-    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    @pytest.fixture
+    def kit(self, store: CapableStore, clock: FrozenClock) -> Kit:
+        return Kit(store, clock)
 
 
 def outline(record: Record) -> Record:
     """Return the record without the bytes of its response, which a list may leave out."""
     return record if record.payload is None else replace(record, payload=replace(record.payload, data=b""))
-
-
-def met(sheets: Callable[[bytes], RecordPage]) -> Iterator[SeenRecord]:
-    """All that is on these sheets."""
-    after: bytes | None = b""
-    while after is not None:
-        sheet = sheets(after)
-        yield from sheet.found
-        after = sheet.after
-
-
-def stale(store: CapableStore, *, horizon: float, limit: int = 1000) -> dict[StorageKey, Record]:
-    """By key, for there may be others' beside a test's own."""
-    return {
-        each.key: each.record
-        for each in met(lambda after: store.recovery.expired_leases(horizon=horizon, after=after, limit=limit))
-    }
-
-
-def walked(
-    store: CapableStore, state: State, *, limit: int = 1000, tid: bytes | None = None
-) -> dict[StorageKey, Record]:
-    return {
-        each.key: each.record
-        for each in met(lambda after: store.recovery.scan(state, after=after, limit=limit, tid=tid))
-    }

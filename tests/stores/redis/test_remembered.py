@@ -11,6 +11,7 @@ from typing import cast
 import fakeredis
 import pytest
 
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.model import Expired, Grant, OnExpiry, Record, RequestInfo, State
 from flask_idempotency.stores.redis import layout
@@ -28,7 +29,6 @@ from flask_idempotency.testing.contract.support import (
     a_token,
     found,
     granted,
-    seen,
 )
 
 REMEMBER = 30 * KEEP
@@ -104,7 +104,7 @@ def test_a_record_that_is_completed_again_has_the_new_time_or_none() -> None:
         store.complete(key, token, PAYLOAD, keep=KEEP, remember=REMEMBER)
         for remember in (2 * REMEMBER, None):
             store.mark_corrupt(key, PAYLOAD)
-            held = seen(store, key)
+            held = SeenRecord(key, found(store, key))
             assert (held.record.info, held.record.remembered_until) == (ABOUT, None)
             assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=remember)
             until = None if remember is None else pytest.approx(clock.now + remember, abs=0.002)

@@ -31,7 +31,6 @@ from flask_idempotency.testing.contract.support import (
     a_token,
     found,
     granted,
-    seen,
     stand,
 )
 from tests.stores.tiered.test_faults import Broken, HeldUp
@@ -80,7 +79,7 @@ def cached(store: TieredStore, system: FullSystem, clock: FrozenClock) -> SeenRe
     system.calls.clear()
     replayed(store, key)
     assert system.calls == []
-    return seen(system, key)
+    return SeenRecord(key, found(system, key))
 
 
 def replayed(store: TieredStore, key: StorageKey) -> Record:
@@ -113,7 +112,7 @@ def test_a_late_fill_of_a_released_key_is_dropped(
     late, store, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
     replayed(late, key)
-    assert store.recovery.force_release(seen(system, key))
+    assert store.recovery.force_release(SeenRecord(key, found(system, key)))
     if again:
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
     slow.arrive()
@@ -133,7 +132,7 @@ def test_a_resolved_response_replaces_a_corrupt_one(
     store.mark_corrupt(answered.key, PAYLOAD)
     assert Unknown(CORRUPT) == store.claim(a_request(answered.key), token=a_token(), lease=LEASE)
 
-    condemned = seen(system, answered.key)
+    condemned = SeenRecord(answered.key, found(system, answered.key))
     assert store.recovery.resolve(condemned, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
     slow.arrive()
     assert [replayed(store, answered.key).payload for _ in range(2)] == [OTHER_PAYLOAD] * 2
@@ -147,7 +146,7 @@ def test_a_cache_that_forgets_a_key_still_drops_late_fills(
     late, other, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
     replayed(late, key)
-    answered = seen(system, key)
+    answered = SeenRecord(key, found(system, key))
     assert cache.invalidate(key, fence=answered.record.fence)
     if meanwhile == "condemned":
         other.mark_corrupt(key, OTHER_PAYLOAD)
@@ -168,7 +167,7 @@ def test_a_late_fill_does_not_pass_a_forgotten_response_of_a_later_claim(
     late, other, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
     first = replayed(late, key)
-    assert other.recovery.force_release(seen(system, key))
+    assert other.recovery.force_release(SeenRecord(key, found(system, key)))
     stand(other, clock, key, "completed")
     assert replayed(other, key).fence > first.fence
     if change == "marked corrupt":
@@ -194,7 +193,9 @@ def test_a_resolved_response_survives_a_second_corrupt_mark_of_the_old_one(
     stand(late, clock, key, "completed")
     replayed(late, key)
     store.mark_corrupt(key, PAYLOAD)
-    assert store.recovery.resolve(seen(system, key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+    assert store.recovery.resolve(
+        SeenRecord(key, found(system, key)), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP
+    )
     store.mark_corrupt(key, PAYLOAD)
     slow.arrive()
 
@@ -226,14 +227,14 @@ def test_no_record_is_settled_while_the_cache_would_still_replay_it(
     for key in (answered, damaged):
         stand(system, clock, key, "completed")
     system.mark_corrupt(damaged, PAYLOAD)
-    before = [seen(system, key) for key in (answered, damaged)]
+    before = [SeenRecord(key, found(system, key)) for key in (answered, damaged)]
     for each in before:
         with pytest.raises(StoreUnavailable, match="The record is unchanged"):
             store.recovery.force_release(each)
     with pytest.raises(StoreUnavailable, match="The record is unchanged"):
         store.recovery.resolve(before[1], token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
-    assert before == [seen(system, key) for key in (answered, damaged)]
+    assert before == [SeenRecord(key, found(system, key)) for key in (answered, damaged)]
 
 
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
@@ -243,14 +244,14 @@ def test_a_record_without_a_response_is_released_without_the_cache(
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, standing)
 
-    assert store.recovery.force_release(seen(system, key))
+    assert store.recovery.force_release(SeenRecord(key, found(system, key)))
 
 
 def test_a_quarantined_record_is_resolved_without_the_cache(system: FullSystem, clock: FrozenClock) -> None:
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, "quarantined")
 
-    assert store.recovery.resolve(seen(system, key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+    assert store.recovery.resolve(SeenRecord(key, found(system, key)), token=a_token(), payload=PAYLOAD, keep=KEEP)
     assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
 
@@ -266,7 +267,7 @@ def test_an_unidentified_system_refuses_a_force_release(clock: FrozenClock, cach
     stand(system, clock, key, "completed")
 
     with pytest.raises(StoreUnavailable, match="The record is unchanged"):
-        TieredStore(system, cache).recovery.force_release(seen(system, key))
+        TieredStore(system, cache).recovery.force_release(SeenRecord(key, found(system, key)))
 
 
 def test_a_full_cache_refuses_a_force_release(

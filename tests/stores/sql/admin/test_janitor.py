@@ -30,14 +30,14 @@ from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
+    Kit,
     Standing,
     a_key,
     a_request,
     a_token,
+    found,
     granted,
-    seen,
     stand,
-    stood,
 )
 from tests.stores.sql.conftest import (
     LockTimeout,
@@ -75,7 +75,7 @@ def test_unfinished_and_expired_rows_are_found_by_an_index(
         "remove_responses": ["idempotency_response_expiry"],
     }
     for standing in ("completed", "quarantined", "lapsed, quarantine"):
-        stood(store, clock, standing)
+        Kit(store, clock).stood(standing)
     with make_engine().connect() as connection:
         fill(connection)
         dialect = store.database.dialect
@@ -91,9 +91,9 @@ def test_unfinished_and_expired_rows_are_found_by_an_index(
 
 def test_a_change_is_one_statement_unless_it_ends_a_journal(store: SqlStore, clock: FrozenClock) -> None:
     """So it needs no transaction, and no pooler has to keep a connection for it. A journal ends with its record."""
-    lapsed, _ = stood(store, clock, "lapsed, quarantine")
-    held, _ = stood(store, clock, "quarantined")
-    freed, _ = stood(store, clock, "quarantined")
+    lapsed, _ = Kit(store, clock).stood("lapsed, quarantine")
+    held, _ = Kit(store, clock).stood("quarantined")
+    freed, _ = Kit(store, clock).stood("quarantined")
     with sent(store) as statements:
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -112,7 +112,7 @@ def test_a_change_is_one_statement_unless_it_ends_a_journal(store: SqlStore, clo
 
 
 def test_a_released_row_holds_no_response(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
-    done, _ = stood(store, clock, "completed")
+    done, _ = Kit(store, clock).stood("completed")
     assert store.recovery.force_release(done)
     with make_engine().connect() as connection:
         row = connection.execute(select(records).where(records.c.record_id == done.key.rid)).mappings().one()
@@ -123,7 +123,7 @@ def test_a_released_row_holds_no_response(store: SqlStore, clock: FrozenClock, m
 
 def test_a_lost_reply_is_not_taken_for_a_foreign_release(store: SqlStore, clock: FrozenClock) -> None:
     """To free is repeated when the connection broke, and finds its own work."""
-    held, _ = stood(store, clock, "quarantined")
+    held, _ = Kit(store, clock).stood("quarantined")
     run = store.database.run
 
     def run_twice(work: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_lost_reply_is_not_taken_for_a_foreign_release(store: SqlStore, clock:
 
 
 def test_a_release_by_the_owner_is_not_reported_as_forced(store: SqlStore, clock: FrozenClock) -> None:
-    held, token = stood(store, clock, "quarantined")
+    held, token = Kit(store, clock).stood("quarantined")
     store.release(held.key, token)
 
     assert not store.recovery.force_release(held)
@@ -149,7 +149,7 @@ def test_a_released_response_is_no_longer_counted(store: SqlStore, clock: Frozen
     store.complete(key, token, PAYLOAD, keep=KEEP)
     before = store.ledger.usage(key.tid)
 
-    assert store.recovery.force_release(seen(store, key))
+    assert store.recovery.force_release(SeenRecord(key, found(store, key)))
     assert (1, PAYLOAD.byte_size) == (before.records, before.bytes)
     assert (0, 0) == (store.ledger.usage(key.tid).records, store.ledger.usage(key.tid).bytes)
     assert store.ledger.reconcile(key.tid).none
@@ -165,7 +165,7 @@ def test_unreadable_rows_do_not_hide_the_others(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, how: str
 ) -> None:
     standing: Standing = "lapsed, quarantine" if how == "expired leases" else "quarantined"
-    spoilt, fine = (stood(store, clock, standing)[0] for _ in range(2))
+    spoilt, fine = (Kit(store, clock).stood(standing)[0] for _ in range(2))
     spoil(make_engine, spoilt.key)
 
     def found() -> Iterator[SeenRecord]:
@@ -187,7 +187,7 @@ def test_unreadable_rows_do_not_hide_the_others(
 @on_postgresql
 def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
     """Whoever holds the row is its owner, or does the same: it is left to them."""
-    lapsed, _ = stood(store, clock, "lapsed, quarantine")
+    lapsed, _ = Kit(store, clock).stood("lapsed, quarantine")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == lapsed.key.rid).with_for_update())
 
     assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -196,7 +196,7 @@ def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenCloc
 @on_postgresql
 def test_a_row_that_another_run_holds_is_skipped(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
     """The next one is given, and nobody waits."""
-    held, other = (stood(store, clock, "quarantined")[0] for _ in range(2))
+    held, other = (Kit(store, clock).stood("quarantined")[0] for _ in range(2))
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
     assert [other.key] == [
@@ -211,7 +211,7 @@ def test_an_operator_gets_unavailable_for_a_locked_row(
 ) -> None:
     """While somebody else's transaction has the row, "something else is there by now" would be a guess."""
     lock_timeout(50)
-    held, _ = stood(store, clock, "quarantined")
+    held, _ = Kit(store, clock).stood("quarantined")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
     settle = partial(store.recovery.resolve, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -222,7 +222,7 @@ def test_an_operator_gets_unavailable_for_a_locked_row(
 
 def test_the_row_that_waits_longest_comes_first(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
     """Whoever was never asked about comes before those that were, and those in the order of their turns."""
-    first, second = stood(store, clock, "quarantined")[0], stood(store, clock, "quarantined")[0]
+    first, second = Kit(store, clock).stood("quarantined")[0], Kit(store, clock).stood("quarantined")[0]
 
     def ask(limit: int) -> list[StorageKey]:
         return [
@@ -232,7 +232,7 @@ def test_the_row_that_waits_longest_comes_first(store: SqlStore, clock: FrozenCl
     assert {first.key, second.key} == {*ask(1), *ask(1)}
     with make_engine().connect() as connection:
         turns = connection.execute(select(func.count()).where(records.c.resolver_due_at > 0)).scalar_one()
-    third = stood(store, clock, "quarantined")[0]
+    third = Kit(store, clock).stood("quarantined")[0]
     clock.advance(20)
 
     assert (2, [third.key]) == (turns, ask(1))
