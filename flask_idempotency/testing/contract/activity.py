@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -173,7 +174,7 @@ class ActivityContract(Contract):
                 counts = {"pay": {"new": 1, f"t:new:{number}": 1}, f"only-{number}-{turn}": {"new": 2}}
                 kit.store.activity.add(owner, counts, token=a_token())
 
-        at_once(*[lambda number=number: add(number) for number in range(THREADS)])
+        at_once(*[partial(add, number) for number in range(THREADS)])
         expected: dict[str, dict[str, int]] = {
             f"only-{number}-{turn}": {"new": 2} for number in range(THREADS) for turn in range(ROUNDS)
         }
@@ -186,12 +187,7 @@ class ActivityContract(Contract):
         """A first try that arrives late meets its own repetition."""
         for _ in range(ROUNDS):
             owner, token = an_owner(), a_token()
-            at_once(
-                *[
-                    lambda owner=owner, token=token: kit.store.activity.add(owner, SOME, token=token)
-                    for _ in range(THREADS)
-                ]
-            )
+            at_once(*[partial(kit.store.activity.add, owner, SOME, token=token)] * THREADS)
 
             assert counted(kit.store, owner) == SOME
 
@@ -516,7 +512,7 @@ class AuditTrailContract(Contract):
             for turn in range(ROUNDS):
                 kit.store.audit.append(key, replace(SETTLED, actor=actor, reason=f"{number} {turn}"), token=a_token())
 
-        at_once(*[lambda number=number: append(number) for number in range(THREADS)])
+        at_once(*[partial(append, number) for number in range(THREADS)])
         expected = {f"{number} {turn}" for number in range(THREADS) for turn in range(ROUNDS)}
 
         entries = kit.store.audit.entries(key, limit=1000)

@@ -296,7 +296,7 @@ class SettledLedger(OfTenant):
         assert tenant.store.recovery.quarantine_expired(lapsed, horizon=tenant.now)
         quarantined, token = tenant.seen(lapsed.key), a_token()
         for _ in range(2):
-            assert tenant.store.recovery.resolve(quarantined, token=token, payload=PAYLOAD, keep=KEEP)
+            assert tenant.resolve(quarantined, token=token)
 
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, tenant.drift)
         remaining = tenant.found(lapsed.key).remaining
@@ -309,7 +309,7 @@ class SettledLedger(OfTenant):
         key = tenant.complete()
         tenant.store.mark_corrupt(key, PAYLOAD)
         assert Usage(1, 0, 0) == tenant.usage
-        assert tenant.store.recovery.resolve(tenant.seen(key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert tenant.resolve(tenant.seen(key), OTHER_PAYLOAD)
 
         assert (Usage(1, OTHER_PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, tenant.drift)
 
@@ -332,7 +332,7 @@ class SettledLedger(OfTenant):
 
         assert not tenant.store.recovery.force_release(before)
         assert not tenant.store.recovery.quarantine_expired(before, horizon=tenant.now)
-        assert not tenant.store.recovery.resolve(before, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert not tenant.resolve(before, OTHER_PAYLOAD)
         assert (usage, Drift()) == (tenant.usage, tenant.drift)
 
     def test_who_is_not_counted_stays_so(self, kit: Kit) -> None:
@@ -340,7 +340,7 @@ class SettledLedger(OfTenant):
         tenant = Tenant(kit, quota=None)
         lapsed, freed = self.lapsed(tenant), self.lapsed(tenant)
         assert kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)
-        assert kit.store.recovery.resolve(kit.seen(lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(kit.seen(lapsed.key))
         assert kit.store.recovery.force_release(freed)
 
         assert (Usage(), Drift()) == (tenant.usage, tenant.drift)
@@ -389,7 +389,7 @@ class SettledSecrets(Contract):
         self.refused(kit, held, SEALED, erased=False)
         kit.add_data_key(held.key.tid)
 
-        assert kit.store.recovery.resolve(held, token=a_token(), payload=SEALED, keep=KEEP)
+        assert kit.resolve(held, SEALED)
         assert (kit.found(held.key).payload, kit.found(held.key).erased) == (SEALED, False)
 
     def test_a_closed_key_seals_nothing_by_another_either(self, kit: Kit) -> None:
@@ -400,7 +400,7 @@ class SettledSecrets(Contract):
         self.refused(kit, held, SEALED, erased=False)
 
         other = replace(SEALED, sealed_by=SealedBy(KID, 2))
-        assert kit.store.recovery.resolve(held, token=a_token(), payload=other, keep=KEEP)
+        assert kit.resolve(held, other)
 
     def test_no_write_restores_an_erased_tenant(self, kit: Kit) -> None:
         """Neither the old key nor a new one seals it. The record may show that the request completed."""
@@ -423,11 +423,11 @@ class SettledSecrets(Contract):
         held, _ = kit.stood("quarantined")
         kit.add_data_key(held.key.tid)
         token = a_token()
-        assert kit.store.recovery.resolve(held, token=token, payload=SEALED, keep=KEEP)
+        assert kit.resolve(held, SEALED, token=token)
         kit.store.data_keys.disable(held.key.tid, 1)
         kit.store.data_keys.delete(held.key.tid, 1)
 
-        assert kit.store.recovery.resolve(held, token=token, payload=SEALED, keep=KEEP)
+        assert kit.resolve(held, SEALED, token=token)
         assert kit.found(held.key).payload == SEALED
 
     def test_a_later_resolver_gets_not_first_before_any_key_error(self, kit: Kit) -> None:
@@ -435,10 +435,10 @@ class SettledSecrets(Contract):
         held, token = kit.stood("quarantined")
         kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
 
-        assert not kit.store.recovery.resolve(held, token=a_token(), payload=SEALED, keep=KEEP)
+        assert not kit.resolve(held, SEALED)
 
     def refused(self, kit: Kit, held: SeenRecord, payload: StoredPayload, *, erased: bool) -> None:
         with pytest.raises(DataKeyMissing) as why:
-            kit.store.recovery.resolve(held, token=a_token(), payload=payload, keep=KEEP)
+            kit.resolve(held, payload)
         assert erased is why.value.erased
         assert replace(held.record, remaining=0.0) == replace(kit.found(held.key), remaining=0.0)

@@ -53,7 +53,7 @@ class Listing(Contract):
         """Also if an operator or a resolver completed it."""
         damaged, _ = kit.condemned()
         assert [damaged.key] == list(kit.walked(State.QUARANTINED, tid=damaged.key.tid))
-        assert kit.store.recovery.resolve(damaged, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(damaged)
 
         assert [damaged.key] == list(kit.walked(State.COMPLETED, tid=damaged.key.tid))
         assert kit.walked(State.QUARANTINED, tid=damaged.key.tid) == {}
@@ -131,7 +131,7 @@ class Listing(Contract):
 
         assert (before.lapsed - 1, before.quarantined + 1) == (now.lapsed, now.quarantined)
         assert before.in_flight == now.in_flight
-        assert kit.store.recovery.resolve(kit.seen(lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(kit.seen(lapsed.key))
         assert before.quarantined == kit.store.recovery.counts().quarantined
 
     def test_an_expired_lease_is_counted_without_a_write(self, kit: Kit) -> None:

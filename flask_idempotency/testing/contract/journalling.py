@@ -307,7 +307,7 @@ class JournalsContract(Contract):
         kit.store.release(key, grant.token)
 
         if verb == "resolve":
-            assert kit.store.recovery.resolve(kit.seen(key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+            assert kit.resolve(kit.seen(key))
         else:
             assert kit.store.recovery.force_release(kit.seen(key))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey
 from flask_idempotency.engine.model import OnExpiry, Record, State, Unknown
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
@@ -24,6 +25,7 @@ from flask_idempotency.testing.contract.support import (
     a_token,
     for_each,
     outline,
+    pages,
 )
 
 AGES = 400 * 86400.0
@@ -69,12 +71,10 @@ class Reaping(Contract):
     @for_each("limit", (1, 3, 1000))
     def test_every_stale_record_is_met(self, kit: Kit, limit: int) -> None:
         """However long the sheets are, and however many leases ended in one moment."""
-        keys = [a_key() for _ in range(7)]
-        for key in keys:
-            kit.granted(key)
+        keys = {kit.begin()[0] for _ in range(7)}
         kit.advance(LEASE)
 
-        assert set(keys) <= kit.stale(horizon=kit.now, limit=limit).keys()
+        assert keys <= kit.stale(horizon=kit.now, limit=limit).keys()
 
     def test_what_stays_stale_is_met_although_others_do_not(self, kit: Kit) -> None:
         """Sheets are taken while records come and go."""
@@ -82,16 +82,12 @@ class Reaping(Contract):
         for key, token in owners.items():
             kit.granted(key, token=token)
         kit.advance(LEASE)
-        met, changed, after = set[StorageKey](), list(owners)[::2], b""
-        while True:
-            sheet = kit.store.recovery.expired_leases(horizon=kit.now, after=after, limit=2)
+        met, changed, expired = set[StorageKey](), list(owners)[::2], kit.store.recovery.expired_leases
+        for sheet in pages(lambda after: expired(horizon=kit.now, after=after, limit=2)):
             met |= {each.key for each in sheet.found}
             if changed:
                 kit.store.complete(key := changed.pop(), owners[key], PAYLOAD, keep=KEEP)
-            kit.stand(a_key(), "in flight")
-            if sheet.after is None:
-                break
-            after = sheet.after
+            kit.begin()
 
         assert set(list(owners)[1::2]) <= met
 
@@ -134,16 +130,11 @@ class Reaping(Contract):
         """Also if the lease of the newer claim has expired, too."""
         taken_over = event == "taken over"
         lapsed, token = kit.stood("lapsed, takeover" if taken_over else "lapsed, quarantine")
-        events: dict[str, Callable[[], object]] = {
-            "renewed": lambda: kit.store.renew(lapsed.key, token, lease=LEASE),
-            "taken over": lambda: kit.granted(lapsed.key),
-            "completed": lambda: kit.store.complete(lapsed.key, token, PAYLOAD, keep=KEEP),
-            "held": lambda: kit.store.quarantine(lapsed.key, token, "view-crashed"),
+        changes = kit.changes(lapsed.key, token) | {
             "lapsed": lambda: kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now),
             "freed": lambda: kit.store.release(lapsed.key, token),
-            "begun again": lambda: kit.begin_anew(lapsed.key, token),
         }
-        events[event]()
+        changes[event]()
         kit.advance(2 * LEASE)
         before = kit.store.read(lapsed.key)
 
@@ -186,25 +177,17 @@ class Reaping(Contract):
         for _ in range(ROUNDS):
             lapsed, _ = kit.stood("lapsed, quarantine")
 
-            done = at_once(
-                *[lambda lapsed=lapsed: kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)] * THREADS
-            )
-            assert [each for each in done if each] == [True]
+            reap = partial(kit.store.recovery.quarantine_expired, lapsed, horizon=kit.now)
+
+            assert at_once(*[reap] * THREADS).count(True) == 1
 
     def test_a_janitor_and_a_late_owner_do_not_harm_each_other(self, kit: Kit) -> None:
         """In every order, the store has the response at the end."""
         for _ in range(ROUNDS):
             lapsed, token = kit.stood("lapsed, quarantine")
+            reap = partial(kit.store.recovery.quarantine_expired, lapsed, horizon=kit.now)
 
-            def finish(lapsed: SeenRecord = lapsed, token: bytes = token) -> bool:
-                kit.store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
-                return True
-
-            def reap(lapsed: SeenRecord = lapsed) -> bool:
-                kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)
-                return True
-
-            assert at_once(finish, reap) == [True, True]
+            assert at_once(partial(kit.completes, lapsed.key, token), reap)[0]
             assert (kit.found(lapsed.key).state, kit.found(lapsed.key).payload) == (State.COMPLETED, PAYLOAD)
 
     def test_a_janitor_and_a_retry_do_not_both_decide(self, kit: Kit) -> None:
@@ -212,19 +195,13 @@ class Reaping(Contract):
         for on_expiry in OnExpiry:
             standing: Standing = "lapsed, takeover" if on_expiry is OnExpiry.TAKEOVER else "lapsed, quarantine"
             lapsed, token = kit.stood(standing)
+            retry: Callable[[], object] = partial(kit.ask, lapsed.key)
 
-            def retry(lapsed: SeenRecord = lapsed) -> object:
-                return kit.ask(lapsed.key)
-
-            def reap(lapsed: SeenRecord = lapsed) -> object:
-                return kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)
-
-            at_once(retry, reap)
+            at_once(retry, partial(kit.store.recovery.quarantine_expired, lapsed, horizon=kit.now))
             record = kit.found(lapsed.key)
             if on_expiry is OnExpiry.TAKEOVER:
                 assert (record.state, record.attempt) == (State.PROCESSING, 2)
-                with pytest.raises(LeaseLost):
-                    kit.store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
+                assert not kit.completes(lapsed.key, token)
             else:
                 assert (record.state, record.attempt) == (State.QUARANTINED, 1)
 
@@ -298,9 +275,7 @@ class ResolverQueue(Contract):
 
     def test_a_renewed_claim_gets_its_first_turn_again(self, kit: Kit) -> None:
         """Its worker has run since, so the earlier turn no longer counts."""
-        key, token = a_key(), a_token()
-        kit.ask(key, token=token)
-        kit.advance(LEASE)
+        key, token = kit.placed("lapsed, quarantine")
         kit.ask(key)
         assert [each.returned_before for each in due(kit, horizon=kit.now) if each.key == key] == [False]
         kit.advance(MOST)
@@ -310,7 +285,7 @@ class ResolverQueue(Contract):
         assert [each.returned_before for each in due(kit, horizon=kit.now) if each.key == key] == [False]
 
     def test_only_those_are_given_that_are_meant(self, kit: Kit) -> None:
-        """Two applications may share a kit.store. Neither gets the other's keys or uses up their turns."""
+        """Two applications may share a store. Neither gets the other's keys or uses up their turns."""
         several = [kit.noticed()[0] for _ in range(4)]
         for ours in several[1:3]:
             owner = ours.record.token[:OWNER_BYTES]
@@ -362,7 +337,7 @@ class ResolverQueue(Contract):
         if how == "by its owner":
             kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
         elif how == "by another":
-            assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+            assert kit.resolve(held)
         elif how == "freed":
             assert kit.store.recovery.force_release(held)
         else:

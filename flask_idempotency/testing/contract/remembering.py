@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from flask_idempotency.engine.capabilities import Void
-from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ERASED,
@@ -33,7 +30,6 @@ from flask_idempotency.testing.contract.support import (
     ABOUT,
     KEEP,
     KID,
-    LEASE,
     OTHER_FINGERPRINT,
     OTHER_PAYLOAD,
     PAYLOAD,
@@ -162,23 +158,16 @@ class RemembersContract(OfTenant):
         kit.advance(KEEP + 1)
         for _ in range(2):
             before = kit.found(key)
-            for late in (
-                partial(kit.store.complete, payload=OTHER_PAYLOAD, keep=KEEP, remember=REMEMBER),
-                kit.store.release,
-                partial(kit.store.quarantine, reason="late"),
-                kit.store.mark_point_of_no_return,
-                partial(kit.store.renew, lease=LEASE),
-            ):
-                with suppress(LeaseLost):
-                    late(key, grant.token)
+            kit.accepted(key, grant.token)
             kit.store.mark_corrupt(key, PAYLOAD)
             assert before == kit.found(key)
             assert isinstance(kit.ask(key), Expired)
             kit.sweep()
 
-    def test_a_damaged_response_is_quarantined_as_ever(self, tenant: Tenant) -> None:
+    def test_a_damaged_response_is_quarantined_as_ever(self, kit: Kit) -> None:
         """Then time does not end the record, and the resolver's policy says how long it is remembered."""
         for remember in (None, 2 * REMEMBER):
+            tenant = Tenant(kit)
             key, _ = completed(tenant)
             tenant.store.mark_corrupt(key, PAYLOAD)
             held = tenant.seen(key)
@@ -241,7 +230,7 @@ class RemembersContract(OfTenant):
 
             assert tenant.usage == Usage()
             assert tenant.drift == Drift()
-            tenant.granted(key)
+            kit.granted(key)
 
     def test_it_is_released_before_its_response_expires(self, tenant: Tenant) -> None:
         """Then the quota gets the record and its bytes back, although they end at different times."""

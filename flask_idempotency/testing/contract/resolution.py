@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
@@ -24,11 +22,8 @@ from flask_idempotency.testing.contract.support import (
     Kit,
     Standing,
     a_key,
-    a_request,
     a_token,
     for_each,
-    granted,
-    lost,
     near,
 )
 
@@ -45,8 +40,7 @@ class ForceReleasing(Contract):
 
         assert kit.store.recovery.force_release(seen)
         assert kit.store.read(seen.key) is None
-        another = a_request(seen.key, fingerprint=OTHER_FINGERPRINT)
-        grant = granted(kit.store.claim(another, token=a_token(), lease=LEASE))
+        grant = kit.granted(seen.key, fingerprint=OTHER_FINGERPRINT)
         assert (grant.attempt, grant.fence > seen.record.fence) == (1, True)
 
     def test_a_worker_that_passed_its_point_since_keeps_its_key(self, kit: Kit) -> None:
@@ -70,20 +64,12 @@ class ForceReleasing(Contract):
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
         seen, late = kit.stood(standing)
         assert kit.store.recovery.force_release(seen)
-        writes: tuple[Callable[[], object], ...] = (
-            lambda: kit.store.complete(seen.key, late, PAYLOAD, keep=KEEP),
-            lambda: kit.store.renew(seen.key, late, lease=LEASE),
-            lambda: kit.store.mark_point_of_no_return(seen.key, late),
-            lambda: kit.store.quarantine(seen.key, late, "who knows"),
-        )
-        for write in writes:
-            assert lost(write)
+        assert kit.accepted(seen.key, late) == ["release"]
         assert kit.store.read(seen.key) is None
 
         kit.stand(seen.key, "in flight")
         before = kit.found(seen.key)
-        for write in (*writes, lambda: kit.store.release(seen.key, late)):
-            assert lost(write)
+        assert kit.accepted(seen.key, late) == []
         assert before == kit.found(seen.key)
 
     def test_what_is_free_is_not_freed(self, kit: Kit) -> None:
@@ -102,15 +88,8 @@ class ForceReleasing(Contract):
         """The operator decided before the response was stored."""
         key, token = kit.begin(on_expiry=OnExpiry.TAKEOVER)
         kit.advance(LEASE)
-        lapsed = SeenRecord(key, kit.found(key))
-        events: dict[str, Callable[[], object]] = {
-            "renewed": lambda: kit.store.renew(key, token, lease=LEASE),
-            "taken over": lambda: kit.granted(key),
-            "completed": lambda: kit.store.complete(key, token, PAYLOAD, keep=KEEP),
-            "held": lambda: kit.store.quarantine(key, token, "view-crashed"),
-            "begun again": lambda: kit.begin_anew(key, token),
-        }
-        events[event]()
+        lapsed = kit.seen(key)
+        kit.changes(key, token)[event]()
         before = kit.found(key)
 
         assert not kit.store.recovery.force_release(lapsed)
@@ -141,25 +120,15 @@ class ForceReleasing(Contract):
         for _ in range(ROUNDS):
             held, _ = kit.stood("quarantined")
 
-            done = at_once(*[lambda held=held: kit.store.recovery.force_release(held)] * THREADS)
-            assert [each for each in done if each] == [True]
+            assert at_once(*[partial(kit.store.recovery.force_release, held)] * THREADS).count(True) == 1
 
     def test_an_answer_and_who_frees_its_key_do_not_both_win(self, kit: Kit) -> None:
         """Either the response is stored and stays, or the key is free and its owner gets `LeaseLost`."""
         for _ in range(ROUNDS):
             flying, token = kit.stood("in flight")
+            finish = partial(kit.completes, flying.key, token)
 
-            def finish(key: StorageKey = flying.key, token: bytes = token) -> bool:
-                try:
-                    kit.store.complete(key, token, PAYLOAD, keep=KEEP)
-                except LeaseLost:
-                    return False
-                return True
-
-            def free(flying: SeenRecord = flying) -> bool:
-                return kit.store.recovery.force_release(flying)
-
-            finished, freed = at_once(finish, free)
+            finished, freed = at_once(finish, partial(kit.store.recovery.force_release, flying))
             assert (True, finished) == (finished is not freed, kit.store.read(flying.key) is not None)
 
 
@@ -179,7 +148,7 @@ class Resolving(Contract):
         kit.advance(400 * 86400)
         token = a_token()
 
-        assert kit.store.recovery.resolve(quarantined, token=token, payload=OTHER_PAYLOAD, keep=KEEP)
+        assert kit.resolve(quarantined, OTHER_PAYLOAD, token=token)
         record = kit.found(quarantined.key)
         assert (near(kit.now), near(kit.now + KEEP)) == (record.completed_at, record.deadline)
         assert record == replace(
@@ -197,35 +166,27 @@ class Resolving(Contract):
     def test_an_answer_by_another_ends_as_any_other(self, kit: Kit) -> None:
         """Its key is free then."""
         held, _ = kit.stood("quarantined")
-        assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(held)
         kit.advance(KEEP - 0.125)
         assert isinstance(kit.ask(held.key), Record)
         kit.advance(0.125)
 
         assert kit.granted(held.key).fence > held.record.fence
 
-    @for_each("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
-    def test_the_owner_has_lost_it(self, kit: Kit, verb: str) -> None:
+    def test_the_owner_has_lost_it(self, kit: Kit) -> None:
         """It must not send another response than all retries get, and changes nothing."""
         held, token = kit.stood("quarantined")
-        assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(held)
         before = kit.found(held.key)
-        writes: dict[str, Callable[[], object]] = {
-            "complete": lambda: kit.store.complete(held.key, token, OTHER_PAYLOAD, keep=2 * KEEP),
-            "renew": lambda: kit.store.renew(held.key, token, lease=LEASE),
-            "release": lambda: kit.store.release(held.key, token),
-            "quarantine": lambda: kit.store.quarantine(held.key, token, "who knows"),
-            "mark_point_of_no_return": lambda: kit.store.mark_point_of_no_return(held.key, token),
-        }
-        assert lost(lambda: writes[verb]())
 
+        assert kit.accepted(held.key, token) == []
         assert before == kit.found(held.key)
 
     def test_a_repeated_settlement_is_done(self, kit: Kit) -> None:
         """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
         held, _ = kit.stood("quarantined")
         token = a_token()
-        assert kit.store.recovery.resolve(held, token=token, payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(held, token=token)
         before = kit.found(held.key)
 
         assert kit.store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
@@ -234,11 +195,11 @@ class Resolving(Contract):
     def test_a_second_settlement_is_refused(self, kit: Kit) -> None:
         """Another token belongs to another resolver: two resolvers may have different results."""
         held, _ = kit.stood("quarantined")
-        assert kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert kit.resolve(held)
         before = kit.found(held.key)
 
         for each in (held, SeenRecord(held.key, before)):
-            assert not kit.store.recovery.resolve(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+            assert not kit.resolve(each, OTHER_PAYLOAD)
         assert before == kit.found(held.key)
 
     @for_each("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
@@ -246,7 +207,7 @@ class Resolving(Contract):
         """Its owner may be running, or a retry will take over, or the owner has completed it."""
         other, _ = kit.stood(standing)
 
-        assert not kit.store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert not kit.resolve(other, OTHER_PAYLOAD)
         assert other.record == kit.found(other.key)
 
     @for_each("event", ("completed", "condemned", "released", "begun again", "lapsed again"))
@@ -265,7 +226,7 @@ class Resolving(Contract):
                 kit.stand(held.key, "quarantined")
         before = kit.store.read(held.key)
 
-        assert not kit.store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert not kit.resolve(held, OTHER_PAYLOAD)
         assert before == kit.store.read(held.key)
 
     def test_what_was_seen_in_flight_is_not_settled(self, kit: Kit) -> None:
@@ -274,7 +235,7 @@ class Resolving(Contract):
         kit.store.quarantine(in_flight.key, token, "view-crashed")
         before = kit.found(in_flight.key)
 
-        assert not kit.store.recovery.resolve(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert not kit.resolve(in_flight)
         assert before == kit.found(in_flight.key)
 
     def test_an_expired_response_is_not_resolved(self, kit: Kit) -> None:
@@ -283,7 +244,7 @@ class Resolving(Contract):
         kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
         kit.advance(KEEP)
 
-        assert not kit.store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert not kit.resolve(held)
         assert kit.store.read(held.key) is None
 
     @for_each("keep", (0.0, -1.0, math.inf, math.nan))
@@ -300,14 +261,7 @@ class Resolving(Contract):
         for _ in range(ROUNDS):
             held, _ = kit.stood("quarantined")
             answers = [replace(PAYLOAD, data=b"%d" % number) for number in range(THREADS)]
-            done = at_once(
-                *[
-                    lambda held=held, answer=answer: kit.store.recovery.resolve(
-                        held, token=a_token(), payload=answer, keep=KEEP
-                    )
-                    for answer in answers
-                ]
-            )
+            done = at_once(*[partial(kit.resolve, held, answer) for answer in answers])
 
             assert [kit.found(held.key).payload] == [
                 answer for answer, settled in zip(answers, done, strict=True) if settled
@@ -317,17 +271,8 @@ class Resolving(Contract):
         """The first call decides the response, and the other one gets an error."""
         for _ in range(ROUNDS):
             held, token = kit.stood("quarantined")
+            finish = partial(kit.completes, held.key, token)
 
-            def finish(held: SeenRecord = held, token: bytes = token) -> bool:
-                try:
-                    kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)
-                except LeaseLost:
-                    return False
-                return True
-
-            def settle(held: SeenRecord = held) -> bool:
-                return kit.store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
-
-            finished, settled = at_once(finish, settle)
+            finished, settled = at_once(finish, partial(kit.resolve, held, OTHER_PAYLOAD))
             assert finished is not settled
             assert (PAYLOAD if finished else OTHER_PAYLOAD) == kit.seen(held.key).record.payload

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from hypothesis import HealthCheck, settings
@@ -32,8 +33,6 @@ from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
-    KEEP,
-    LEASE,
     OTHER_FINGERPRINT,
     PAYLOAD,
     CapableStore,
@@ -299,9 +298,7 @@ class Racing(Contract):
     def test_of_many_exactly_one_is_granted(self, kit: Kit) -> None:
         """All other claims get `InFlight`."""
         for _ in range(ROUNDS):
-            ask = a_request(a_key())
-
-            outcomes = at_once(*[lambda ask=ask: kit.store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+            outcomes = at_once(*[partial(kit.ask, a_key())] * THREADS)
 
             assert [True for outcome in outcomes if isinstance(outcome, Grant)] == [True]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
@@ -309,11 +306,9 @@ class Racing(Contract):
     def test_of_many_exactly_one_takes_over(self, kit: Kit) -> None:
         """An expired claim has one successor, however many workers saw it expire."""
         for _ in range(ROUNDS):
-            key = a_key()
-            kit.stand(key, "lapsed, takeover")
-            ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
+            key, _ = kit.placed("lapsed, takeover")
 
-            outcomes = at_once(*[lambda ask=ask: kit.store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+            outcomes = at_once(*[partial(kit.ask, key, on_expiry=OnExpiry.TAKEOVER)] * THREADS)
 
             assert [outcome.attempt for outcome in outcomes if isinstance(outcome, Grant)] == [2]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
@@ -322,27 +317,18 @@ class Racing(Contract):
         """Many threads may read a response at the same time."""
         key, _ = kit.placed("completed")
 
-        outcomes = at_once(*[lambda: kit.ask(key)] * THREADS)
+        outcomes = at_once(*[partial(kit.ask, key)] * THREADS)
 
         assert [kit.found(key)] * THREADS == outcomes
 
     def test_a_late_owner_and_its_successor_do_not_both_win(self, kit: Kit) -> None:
         """Either the response came first and is replayed, or the take-over came first and the response is refused."""
         for _ in range(ROUNDS * 5):
-            key = a_key()
-            slow = kit.stand(key, "lapsed, takeover")
+            key, slow = kit.placed("lapsed, takeover")
+            finish: Callable[[], object] = partial(kit.completes, key, slow)
 
-            def finish(key: StorageKey = key, slow: bytes = slow) -> bool:
-                try:
-                    kit.store.complete(key, slow, PAYLOAD, keep=KEEP)
-                except LeaseLost:
-                    return False
-                return True
-
-            def take_over(key: StorageKey = key) -> bool:
-                return isinstance(kit.ask(key), Grant)
-
-            assert sorted(at_once(finish, take_over)) == [False, True]
+            finished, retried = at_once(finish, partial(kit.ask, key))
+            assert finished is not isinstance(retried, Grant)
 
     def test_fences_rise_through_a_crowd(self, kit: Kit) -> None:
         """Claim and release as fast as many threads can: no fence of the key comes twice, or goes back."""

@@ -300,6 +300,35 @@ class Kit:
         assert isinstance(self.ask(key), Unknown)
         return self.seen(key), token
 
+    def completes(self, key: StorageKey, token: bytes) -> bool:
+        """Complete this request. Return whether the store has accepted that."""
+        return not lost(lambda: self.store.complete(key, token, PAYLOAD, keep=KEEP))
+
+    def accepted(self, key: StorageKey, token: bytes, *verbs: str) -> list[str]:
+        """Make these writes of an owner, or each one. Return those that the store does not refuse because of this token."""
+        writes: dict[str, Callable[[], object]] = {
+            "renew": lambda: self.store.renew(key, token, lease=20 * LEASE),
+            "mark_point_of_no_return": lambda: self.store.mark_point_of_no_return(key, token),
+            "complete": lambda: self.store.complete(key, token, OTHER_PAYLOAD, keep=2 * KEEP),
+            "release": lambda: self.store.release(key, token),
+            "quarantine": lambda: self.store.quarantine(key, token, "late"),
+        }
+        return [verb for verb in verbs or writes if not lost(writes[verb])]
+
+    def resolve(self, seen: SeenRecord, payload: StoredPayload = PAYLOAD, *, token: bytes | None = None) -> bool:
+        """Resolve this record as completed, under a new token or this one. Return whether that was done."""
+        return self.store.recovery.resolve(seen, token=token or a_token(), payload=payload, keep=KEEP)
+
+    def changes(self, key: StorageKey, token: bytes) -> dict[str, Callable[[], object]]:
+        """Return, by name, what may happen to a record since a janitor or an operator has seen it."""
+        return {
+            "renewed": lambda: self.store.renew(key, token, lease=LEASE),
+            "taken over": lambda: self.granted(key),
+            "completed": lambda: self.store.complete(key, token, PAYLOAD, keep=KEEP),
+            "held": lambda: self.store.quarantine(key, token, "view-crashed"),
+            "begun again": lambda: self.begin_anew(key, token),
+        }
+
     def begin_anew(self, key: StorageKey, token: bytes) -> None:
         """Let the owner release the key and another worker claim it."""
         self.store.release(key, token)
