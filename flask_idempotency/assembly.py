@@ -292,25 +292,22 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
     )
 
 
-def build_outbox_names(settings: Settings) -> OutboxNames:
-    """Return what derives the names of messages, from the secret that stays the longest in a rotation."""
-    from flask_idempotency.engine.outbox import OutboxNames  # for the applications that have an outbox
+def build_outbox(settings: Settings, database: ApplicationDatabase, *, keep: float) -> tuple[OutboxNames, OutboxTable]:
+    """Return what derives the names of messages, and their table in the application's database.
 
-    former = settings.former_identity
-    return OutboxNames(
-        settings.namespace, identities(settings)[-1].outbox, None if former is None else former.namespace
-    )
-
-
-def build_outbox_table(database: ApplicationDatabase, names: OutboxNames, *, keep: float) -> OutboxTable:
-    """Return the table of messages in the application's database. It connects when it is first used."""
-    # This needs SQLAlchemy, which is optional.
+    The names are from the secret that stays the longest in a rotation. The table connects when it is first used.
+    """
+    # These need SQLAlchemy, which is optional.
+    from flask_idempotency.engine.outbox import OutboxNames
     from flask_idempotency.stores.sql.database import Database
     from flask_idempotency.stores.sql.outbox import OutboxTable
     from flask_idempotency.stores.sql.transactional.joining import Joining
 
+    former = settings.former_identity
+    digest = identities(settings)[-1].outbox
+    names = OutboxNames(settings.namespace, digest, None if former is None else former.namespace)
     joining = Joining(database.session, database.testing)
-    return OutboxTable(Database(database.engine, shared=database.engines, joining=joining), names, keep=keep)
+    return names, OutboxTable(Database(database.engine, shared=database.engines, joining=joining), names, keep=keep)
 
 
 def engines_made(database: Any) -> list[Any]:

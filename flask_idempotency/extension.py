@@ -18,7 +18,7 @@ from weakref import WeakSet
 from flask import Blueprint, Flask
 
 from flask_idempotency.activity import Activity, activity_of
-from flask_idempotency.assembly import Services, build, build_outbox_names, build_outbox_table, identities, log_faults
+from flask_idempotency.assembly import Services, build, build_outbox, identities, log_faults
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, importing
@@ -399,17 +399,14 @@ class Idempotency:
         state: AppState = app.extensions[EXTENSION]
         settings, database = state.settings, ApplicationDatabase(app)
         codec: Any = None if state.built is None else state.built.codec
-        names, every = build_outbox_names(settings), identities(settings)
+        names, table = build_outbox(settings, database, keep=outbox.keep)
         app.extensions[SERVICES] = OutboxServices(
             outbox,
-            build_outbox_table(database, names, keep=outbox.keep),
+            table,
             session=lambda: database.session()(),
             engine=database.here,
             names=names,
-            tenant_id=lambda tenant: every[0].tenant_ids(settings.namespace, tenant)[0],
-            tenant_ids=lambda tenant: {
-                identity.tenant_ids(namespace, tenant)[0] for identity in every for namespace in names.namespaces
-            },
+            identities=identities(settings),
             sealer=codec if isinstance(codec, SealsBodies) else None,
             data_keys=None if state.built is None else getattr(state.built.data_keys, "within", None),
             encrypts=settings.encryption != "off",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from itertools import product
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.ending import Running, work_here
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.outbox import (
     BINARY,
     HEADER_NAME,
@@ -68,9 +70,8 @@ class OutboxServices:
     engine: Callable[[], Any]
     """Return the engine of the default bind."""
     names: OutboxNames
-    tenant_id: Callable[[str | None], bytes]
-    tenant_ids: Callable[[str | None], Collection[bytes]]
-    """Return the id of a tenant under each secret in use, and in each namespace."""
+    identities: Sequence[Identity]
+    """One for each secret in use, the newest first."""
     sealer: SealsBodies | None
     data_keys: Callable[[Any], DataKeys | None] | None
     """Return the data keys as the transaction on a connection sees them, if another connection must wait to add one."""
@@ -81,6 +82,10 @@ class OutboxServices:
     """Return a new application context."""
     kept: Kept
     """The routes that this application keeps, while a factory has made the next one."""
+
+    def tenant_id(self, tenant: str | None) -> bytes:
+        """Return the id of a tenant under the newest secret."""
+        return self.identities[0].tenant_ids(self.names.namespace, tenant)[0]
 
     def relay(self) -> Relay:
         """Return the relay of this application."""
@@ -116,7 +121,8 @@ class OutboxServices:
         """Return whether to send a message of the release before. Its row names no application."""
         if self.route_of(row.topic) is None:
             return False
-        return not row.sealed or row.tenant_id in self.tenant_ids(row.tenant)
+        each = product(self.identities, self.names.namespaces)
+        return not row.sealed or row.tenant_id in {identity.tenant_ids(name, row.tenant)[0] for identity, name in each}
 
     def opener(self) -> Callable[[StoredMessage], Message]:
         """Return a function that opens some messages. It raises `Undeliverable` for one that can never be opened."""
