@@ -144,10 +144,15 @@ IN_MEMORY = APPLICATION.format(store="memory://")
 ON_REDIS = APPLICATION.format(store="redis://127.0.0.1:1")
 RARE = (
     "consumers",
+    "engine.passwords",
     "engine.steps",
     "operations.times",
+    "settings.encryption",
     "settings.transport",
+    "stores.notifications",
+    "stores.redis.erasure",
     "stores.redis.multi_host",
+    "stores.redis.notifications",
     "stores.redis.urls",
     "web.application_database",
     "web.browser",
@@ -155,6 +160,8 @@ RARE = (
     "web.key_status",
     "web.observing",
     "web.problem_pages",
+    "web.problem_types",
+    "web.unreached",
 )
 PROTOCOLS = ("engine.capabilities", "engine.store")
 
