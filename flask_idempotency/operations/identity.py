@@ -119,7 +119,6 @@ class IdentityChange:
 class IdentityHistory:
     """What the store knows of this application's identity."""
 
-    now: float
     changes: tuple[IdentityChange, ...]
     former_until: float | None = None
     """Until then a key may come that was used under former names only. None: no such key is known."""
@@ -185,7 +184,7 @@ def look(task_log: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool 
     ]
     # There may be keys of a release that recorded no shape. It ended when this shape began.
     until = max([mine.first + shape.keep, *bridged])
-    return IdentityHistory(now, tuple(changes), until if until > now else None, done, wrong)
+    return IdentityHistory(tuple(changes), until if until > now else None, done, wrong)
 
 
 _WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match the history in the store"
@@ -279,6 +278,7 @@ def _renamed(mine: SeenShape, noted: Mapping[str, TaskReport], now: float) -> It
 
 
 def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) -> tuple[str, str]:
+    """Return what differs and the remedy. Something does, or the present uses of both shapes would find the same keys."""
     whats, former, kept = [], [], ""
     now, before = _loader_uses(shape)[0], _loader_uses(other)[0]
     if set(shape.secrets).isdisjoint(other.secrets):
@@ -295,15 +295,11 @@ def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) ->
         former.append(f'"principal": {_setting(before.principal)}')
         extensions = [kind for kind in before.principal if kind in EXTENSIONS]
         kept = f" Keep {' and '.join(extensions)} set up until then." if extensions else ""
-    if not whats:
-        whats.append("a former name was dropped before one `keep` or `remember` had passed")
     steps = []
     if former:
         steps.append(f"set IDEMPOTENCY_FORMER_IDENTITY to {{{', '.join(former)}}}")
     if set(shape.secrets).isdisjoint(other.secrets):
         steps.append("list the former secret last in IDEMPOTENCY_SECRET")
-    if not steps:
-        steps.append("restore what was dropped from IDEMPOTENCY_SECRET or IDEMPOTENCY_FORMER_IDENTITY")
     remedy = f"Undo the change, or {' and '.join(steps)}, until then.{kept}"
     if now.owner != before.owner:
         remedy += " If that is another application in the same store, you need not act"

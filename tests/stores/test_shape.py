@@ -31,7 +31,7 @@ def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: Fro
     # Other tests of this process use the same database, by the same clock.
     book, name = make_kept(clock).task_log, token_hex()  # type: ignore[attr-defined]
     look(book, shape(name, name, keep=100_000.0), note=True)
-    began = look(book, shape(name, name), note=False).now
+    began = book.now()
     clock.advance(60)
 
     for _ in range(2):
