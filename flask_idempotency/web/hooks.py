@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -25,6 +25,7 @@ from flask import Flask, Request, appcontext_pushed, got_request_exception, requ
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from flask_idempotency.assembly import is_process_local
 from flask_idempotency.engine import forks
 from flask_idempotency.engine.activity import REPLAYED_TIME
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
@@ -34,7 +35,7 @@ from flask_idempotency.engine.outages import LogLimit
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.web.callbacks import check_counted
 from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.monitors import shape_watch_of, watch_of
+from flask_idempotency.web.monitors import IdentityMonitor, JanitorMonitor, shape_in
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
@@ -91,8 +92,14 @@ class Hooks:
         self._policies = policies
         self._resolved = policies.resolved
         self._observer: Observer | None = None
-        self._janitor = watch_of(built, settings, guard.observers)
-        self._identity = shape_watch_of(app, built, settings, callbacks, policies)
+        self._janitor: JanitorMonitor | None = None
+        self._identity: IdentityMonitor | None = None
+        if not is_process_local(settings):
+            if built.tasks is not None and (every := settings.heartbeat_interval) is not None:
+                self._janitor = JanitorMonitor(built.tasks, guard.observers, every=every)
+            if built.task_log is not None:
+                shape = partial(shape_in, app, settings, callbacks, policies)
+                self._identity = IdentityMonitor(built.task_log, shape)
         self._enabled = settings.enabled
         self._key = environ_key(app)
         self._last = LastHooks(app, self._key, before=self.begin, after=self.capture, teardown=self.teardown)
@@ -178,7 +185,7 @@ class Hooks:
         if os.getpid() != forks.pid:
             forks.notice()
         scope = here.blueprints[0] if here.blueprints else None
-        state = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        state = RequestState(policy, rule.endpoint, scope, resolved.deferred)
         if not fault and keyed and self._fault is not None and not resolved.observed:
             fault = self._fault
         if fault:

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from threading import Lock
 from typing import ClassVar, Final
 
 from flask import Flask
 
-from flask_idempotency.assembly import Services, identities, is_process_local
+from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.engine.outages import LogLimit, cause_of
@@ -40,22 +39,6 @@ AGAIN_SECONDS: Final = 60.0
 """The pause after a store did not answer, or while another process records the identity."""
 
 _log = logging.getLogger("flask_idempotency")
-
-
-def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
-    """Return a monitor, or None if no janitor is expected, the store keeps no task log, or only this process has it."""
-    if built.tasks is None or settings.heartbeat_interval is None or is_process_local(settings):
-        return None
-    return JanitorMonitor(built.tasks, observers, every=settings.heartbeat_interval)
-
-
-def shape_watch_of(
-    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
-) -> IdentityMonitor | None:
-    """Return a monitor, or None if the store keeps no task log, or only this process has it."""
-    if built.task_log is None or is_process_local(settings):
-        return None
-    return IdentityMonitor(built.task_log, partial(shape_in, app, settings, loaders, policies))
 
 
 def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Policies) -> IdentityShape:

@@ -284,7 +284,7 @@ class Observer:
         """Note that this request began, and what enforcing would do with it."""
         if self._guard.abandoned_streams:
             self._guard.settle_abandoned()  # one of them may have this key
-        shadow = RequestState(state.policy, state.operation, state.scope, state.deferred, state.from_view)
+        shadow = RequestState(state.policy, state.operation, state.scope, state.deferred)
         state.shadow = shadow
         session = session_here()
         unread = session is not None and getattr(session, "accessed", None) is False

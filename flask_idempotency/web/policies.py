@@ -31,7 +31,7 @@ from flask_idempotency.settings import load_override
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.web.problems import Problem, render
-from flask_idempotency.web.request_state import current_state
+from flask_idempotency.web.request_state import context, current_state
 
 if TYPE_CHECKING:
     from flask_idempotency.settings import Settings
@@ -193,7 +193,7 @@ def _claim() -> Any:
                     "was applied while the request was served. Put @idempotent on the method too, or configure the blueprint."
                 )
                 _refuse(current_app, rule.endpoint, remedy, resolved.policy)
-    response = None if state is None else state.from_view(state)
+    response = None if state is None else context.get().app.extensions["idempotency"].hooks.from_view(state)
     if response is None or current_app.config["TRAP_HTTP_EXCEPTIONS"]:
         return response
     # Decorators above may convert what a view returns; an exception without a code passes them and all error handlers.

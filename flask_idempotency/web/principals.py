@@ -204,15 +204,12 @@ class Credentials:
         """
         environ = request.environ
         found = {self._known[name][1] for name in self._known.keys() & environ.keys() if str(environ[name]).strip()}
-        if not found and self.of(request) is None:
-            return "anonymous"
-        if not found:
-            of_certificate = any(
-                name.startswith(_OF_CERTIFICATES) and str(value).strip() and value not in NO_CERTIFICATE
-                for name, value in environ.items()
-            )
-            return "certificate" if of_certificate else "remote-user"
-        return next(kind for kind in CREDENTIALS if kind in found)
+        found = found or {
+            "certificate" if name.startswith(_OF_CERTIFICATES) else "remote-user"
+            for name, value in environ.items()
+            if name.startswith(PREFIXES) and str(value).strip() and value not in NO_CERTIFICATE
+        }
+        return next((kind for kind in CREDENTIALS if kind in found), "anonymous")
 
     def knows(self, name: str) -> bool:
         """Return whether this name in the environ is that of a credential."""

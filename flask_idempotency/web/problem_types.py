@@ -26,11 +26,14 @@ class ProblemType:
     """For the problem's page: what the client does next."""
     again: str = "no"
     """For the list of all problems: whether to send the same request again."""
-    retry: bool = False
-    """Whether the same request under the same key, sent again by a machine, can end better."""
     stripe_type: str = "invalid_request_error"
     stripe_code: str | None = None
     playbook_code: str | None = None
+
+    @property
+    def retry(self) -> bool:
+        """Whether the same request under the same key, sent again by a machine, can end better."""
+        return self.again.startswith("yes")
 
 
 _ROWS = (
@@ -91,7 +94,6 @@ _ROWS = (
             "`Content-Length` wrongly."
         ),
         again="yes",
-        retry=True,
     ),
     ProblemType(
         code="request-too-large",
@@ -117,7 +119,6 @@ _ROWS = (
             "first attempt once it exists. Do not change the key: a new key starts a second run."
         ),
         again="yes, after `Retry-After`",
-        retry=True,
         stripe_code="idempotency_key_in_use",
         playbook_code="request_in_progress",
     ),
@@ -192,7 +193,6 @@ _ROWS = (
             "Send the same request with the same key after `Retry-After`. It does not run twice. Do not change the key."
         ),
         again="yes, after `Retry-After`",
-        retry=True,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -215,7 +215,6 @@ _ROWS = (
             "that states when it was made (UUID version 7 or ULID) runs immediately if that was after the loss."
         ),
         again="yes, after `Retry-After`",
-        retry=True,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -232,7 +231,6 @@ _ROWS = (
             "request contradicts the stored data, or the service's rules are wrong. The service's log names the cause."
         ),
         again="yes",
-        retry=True,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -262,7 +260,6 @@ _ROWS = (
         ),
         remedy="Send the same request with the same key after `Retry-After`. It usually succeeds.",
         again="yes, after `Retry-After`",
-        retry=True,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -279,7 +276,6 @@ _ROWS = (
             "change the key: a new key repeats them."
         ),
         again="yes, after `Retry-After`",
-        retry=True,
         stripe_type="api_error",
     ),
     ProblemType(
@@ -348,7 +344,6 @@ _ROWS = (
         ),
         remedy="Send the same request with the same key after `Retry-After`. Retries with known keys always pass.",
         again="yes, after `Retry-After`",
-        retry=True,
         stripe_type="rate_limit_error",
         stripe_code="rate_limit",
     ),

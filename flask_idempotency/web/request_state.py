@@ -9,7 +9,7 @@ stream (pallets/flask#6123).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, final
@@ -76,22 +76,13 @@ class RequestState(Running):
     Defaults are attributes of the class, so that a request pays only for what it sets.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        operation: str,
-        scope: str | None,
-        deferred: bool,
-        from_view: Callable[[RequestState], Response | None],
-    ) -> None:
+    def __init__(self, policy: Policy, operation: str, scope: str | None, deferred: bool) -> None:
         self.policy = policy
         self.operation = operation
         self.scope = scope
         """The innermost blueprint, whose hook lists hold the guard's hooks for this request."""
         self.deferred = deferred
         """`@claim_here` claims the key, not the hook."""
-        self.from_view = from_view
-        """Claim the key at `@claim_here`. Returns the response to send in the view's place, or None."""
 
     finishing: Try | None = None
     fault: str = ""
@@ -169,16 +160,10 @@ class RequestState(Running):
         session = session_here()
         self.session_was_modified = bool(getattr(session, "modified", True))
         self.session_before = None
-        if self.session_was_modified or not isinstance(session, dict):
-            return
-        before = {}
-        try:
-            # dict.items, because the session's own methods mark it as accessed.
-            for name, value in dict.items(session):
-                before[name] = value if type(value) in (str, int, bool, type(None)) else deepcopy(value)
-        except Exception:  # noqa: BLE001 - a session on a server may hold anything
-            return
-        self.session_before = before
+        if not self.session_was_modified and isinstance(session, dict):
+            with suppress(Exception):  # a session on a server may hold anything
+                # dict.items, because the session's own methods mark it as accessed.
+                self.session_before = deepcopy(dict(dict.items(session)))
 
     def session_changed(self) -> bool:
         """Return whether the view changed more in the session than its flash messages. True if its class cannot tell."""

@@ -24,7 +24,3 @@ def test_the_default_type_of_each_problem_has_a_page() -> None:
 def test_the_list_of_problems_has_each_of_them() -> None:
     assert [*PROBLEMS] == re.findall(r"^\| \[`([a-z-]+)`\]\(\1\.md\)", INDEX, re.MULTILINE)
     assert set(PROBLEMS) == set(OPERATORS)
-
-
-def test_a_problem_that_a_machine_may_repeat_is_shown_as_such() -> None:
-    assert [code for code, row in PROBLEMS.items() if row.retry != row.again.startswith("yes")] == []

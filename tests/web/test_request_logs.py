@@ -50,7 +50,7 @@ def failing(**policy: Any) -> World:
 
 
 def visit(operation: str) -> RequestState:
-    return RequestState(Policy(), operation, None, False, lambda visit: None)
+    return RequestState(Policy(), operation, None, False)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
