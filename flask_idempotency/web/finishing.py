@@ -41,7 +41,7 @@ from flask_idempotency.web.callbacks import Callbacks, load_quota
 from flask_idempotency.web.kept_requests import KeptRequest, Try
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.request_state import FINISHING
-from flask_idempotency.web.requests import CSRF_FIELD, fingerprints, read_body
+from flask_idempotency.web.requests import fingerprints, read_body
 
 REPEATED_SECONDS: Final = 5.0
 """How long a try waits for a store that does not take its response: the process may end after it."""
@@ -186,8 +186,7 @@ class Finisher:
             policy,
             [identity for identity, _ in used],
             body=read_body(request, most=policy.max_request_body),
-            by_host=self.app.url_map.host_matching or self.app.subdomain_matching,
-            csrf_field=self.app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
+            app=self.app,
         )
         quota = load_quota(self.callbacks, self.settings, kept.tenant, self.app)
         requests = [

@@ -40,11 +40,10 @@ class Replies:
     def build(self, reply: Problem | StoredResponse, policy: Policy) -> Response:
         """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
         if isinstance(reply, Problem):
-            # A form that carries its key has the same key when it is sent again.
-            return self._render(reply, policy, same_key=policy.form_field is not None)
+            return self._render(reply, policy)
         return replay(reply, policy=policy, response_class=self.app.response_class, render=self._render)
 
-    def _render(self, problem: Problem, policy: Policy, *, same_key: bool = False) -> Response:
+    def _render(self, problem: Problem, policy: Policy) -> Response:
         """Render a problem as the application's own renderer puts it, or else the profile of this policy."""
         profile, docs_url, response_class = PROFILES[policy.profile], self.settings.docs_url, self.app.response_class
         settings = self.settings
@@ -71,7 +70,8 @@ class Replies:
             from flask_idempotency.web.problem_pages import as_page, prefers_page  # for the refusals of browsers
 
             if prefers_page(request):
-                return as_page(made, problem, response_class, same_key=same_key)
+                # A form that carries its key has the same key when it is sent again.
+                return as_page(made, problem, response_class, same_key=policy.form_field is not None)
         return made
 
     def with_status_url(self, state: RequestState, problem: Problem) -> Problem:

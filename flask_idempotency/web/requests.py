@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from flask import Flask, Request
 from werkzeug.http import parse_list_header
@@ -37,9 +36,6 @@ from flask_idempotency.web.request_body import (
     position_of,
 )
 from flask_idempotency.web.request_state import RequestState
-
-CSRF_FIELD: Final = "csrf_token"
-"""Flask-WTF's name for it, unless WTF_CSRF_FIELD_NAME says otherwise."""
 
 
 def read_body(request: Request, *, most: int | None = None) -> Body:
@@ -171,19 +167,19 @@ def fingerprints(
     identities: Sequence[Identity],
     *,
     body: Body,
-    by_host: bool = False,
-    csrf_field: str = CSRF_FIELD,
+    app: Flask,
 ) -> tuple[list[bytes], list[bytes]]:
     """Return the request's fingerprint under each identity, in their order; then those of earlier releases, if they differ.
 
     The path is the one that the server decoded, mount point included, as bytes: two that are not UTF-8 stay different. The
-    query counts as it was sent. `by_host`: the application also selects its view by the host, so the host counts too.
+    query counts as it was sent. The host counts too if the application selects its views by it.
 
     Parameters of the media type count, but not those of JSON: a `charset` "really has no effect" there (RFC 8259, section
     11), and one client library sends it where another does not. Earlier releases counted them.
     """
     path = ((request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")).encode("latin-1")
-    if by_host:
+    # Read for each request: an application may set them after the extension was set up.
+    if app.url_map.host_matching or app.subdomain_matching:
         # Both come from the client: without the length, a part of one could pass for a part of the other.
         host = request.host.lower().encode()
         path = b"%d:%b%b" % (len(host), host, path)
@@ -203,7 +199,7 @@ def fingerprints(
         sent = request.headers.get(name)
         if sent is not None:
             headers.append((name, sent))
-    digest = _body_digest(request, policy, body, csrf_field)
+    digest = _body_digest(request, policy, body, app)
     prints = []
     for media_type in media_types:
         for identity in identities:
@@ -222,7 +218,7 @@ def fingerprints(
     return prints[:number], prints[number:]
 
 
-def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) -> bytes:
+def _body_digest(request: Request, policy: Policy, body: Body, app: Flask) -> bytes:
     # Only multipart is parsed piece by piece; any other body would be in memory as a whole.
     small = (body.length or 0) <= MAX_CANONICAL_BYTES or request.mimetype == "multipart/form-data"
     if body.stream is not None and policy.fingerprint == "canonical" and small and request.is_json:
@@ -233,6 +229,7 @@ def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) 
 
         form = form_in(request, body)
         if form is not None and (form.exact or body.stream is None):
+            csrf_field = app.config.get("WTF_CSRF_FIELD_NAME") or "csrf_token"  # Flask-WTF's setting and its default
             return form.digest(csrf_field=csrf_field, key_field=policy.form_field, ignore=policy.ignore_fields)
         if body.stream is None:
             return unread_digest()
@@ -296,9 +293,7 @@ class RequestReader:
             policy,
             self.identities,
             body=state.body,
-            # Read for each request: an application may set them after the extension was set up.
-            by_host=self.app.url_map.host_matching or self.app.subdomain_matching,
-            csrf_field=self.app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
+            app=self.app,
         )
         requests = policy.claim_requests(
             scope,

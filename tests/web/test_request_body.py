@@ -123,7 +123,7 @@ def as_the_header_asks() -> Any:
 
 
 def ours() -> None:
-    fingerprints(request, Policy(), [Identity(b"s")], body=read_body(request))
+    fingerprints(request, Policy(), [Identity(b"s")], body=read_body(request), app=Flask(__name__))
 
 
 def taken(
@@ -465,7 +465,7 @@ def upload(size, media_type, head, tail):
         "wsgi.url_scheme": "http", "CONTENT_TYPE": media_type, "CONTENT_LENGTH": str(size + len(head + tail)),
         "wsgi.input": Endless(head, size, tail), "wsgi.input_terminated": True}
     asked = Request(environ)
-    fingerprints(asked, Policy(), [Identity(b"s")], body=read_body(asked))
+    fingerprints(asked, Policy(), [Identity(b"s")], body=read_body(asked), app=Flask(__name__))
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

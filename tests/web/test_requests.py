@@ -24,6 +24,7 @@ from tests.web.sending import DELIVERIES, Delivery, by_length, chunked, environ_
 
 FORM = "application/x-www-form-urlencoded"
 IDENTITY = Identity(b"secret")
+APP = Flask(__name__)
 POLICY = Policy()
 
 Part = tuple[str, str | None, str | None, bytes]
@@ -36,8 +37,15 @@ def digest(data: bytes = b"{}", media_type: str = "application/json", *, policy:
     return digest_of(request_of(data, media_type, **more), policy)
 
 
+def named(csrf_field: str) -> Flask:
+    """An application whose forms carry the token under this name."""
+    app = Flask(__name__)
+    app.config["WTF_CSRF_FIELD_NAME"] = csrf_field
+    return app
+
+
 def digest_of(asked: Request, policy: Policy = POLICY) -> bytes:
-    (found,), _ = fingerprints(asked, policy, [IDENTITY], body=read_body(asked))
+    (found,), _ = fingerprints(asked, policy, [IDENTITY], body=read_body(asked), app=APP)
     return found
 
 
@@ -146,10 +154,12 @@ def test_one_fingerprint_for_each_identity() -> None:
     """While a secret is rotated, in the order given, from one reading of the body (P-32)."""
     newest, oldest = Identity(b"new"), Identity(b"old")
     asked, again = request_of(b"{}", delivery=chunked), request_of(b"{}")
-    both, _ = fingerprints(asked, Policy(), [newest, oldest], body=read_body(asked))
+    both, _ = fingerprints(asked, Policy(), [newest, oldest], body=read_body(asked), app=APP)
 
     assert 2 == len(set(both))
-    assert both == [fingerprints(again, Policy(), [one], body=read_body(again))[0][0] for one in (newest, oldest)]
+    assert both == [
+        fingerprints(again, Policy(), [one], body=read_body(again), app=APP)[0][0] for one in (newest, oldest)
+    ]
     assert {17} == {len(one) for one in both}
 
 
@@ -608,7 +618,7 @@ def test_token_counts_under_a_policy_that_compares_bytes_and_in_json() -> None:
 def test_token_has_the_name_that_the_application_gives_it() -> None:
     asked = [request_of(b"_token=%d&csrf_token=%d" % pair, FORM) for pair in ((1, 1), (2, 1), (1, 2))]
     first, other_token, other_field = (
-        fingerprints(each, Policy(), [IDENTITY], body=read_body(each), csrf_field="_token") for each in asked
+        fingerprints(each, Policy(), [IDENTITY], body=read_body(each), app=named("_token")) for each in asked
     )
 
     assert first == other_token
@@ -646,7 +656,7 @@ def test_a_file_under_an_ignored_name_counts() -> None:
 def test_prefixed_field_counts_where_the_name_of_the_token_does_not_say_csrf() -> None:
     """Where the token is called `token`, a `card-token` is still what is charged."""
     asked = [request_of(b"token=1&card-token=%d" % number, FORM) for number in (1, 2)]
-    one, other = (fingerprints(each, Policy(), [IDENTITY], body=read_body(each), csrf_field="token") for each in asked)
+    one, other = (fingerprints(each, Policy(), [IDENTITY], body=read_body(each), app=named("token")) for each in asked)
 
     assert one != other
 
