@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 
 
+Names = tuple[str | None, str | None]
+"""A tenant and a principal."""
+
+
 @valueclass(frozen=True, slots=True)
 class ActFor:
     """What lets the janitor act for the caller of a request."""
@@ -122,7 +126,7 @@ def load_tenant(loaders: Callbacks, app: Flask) -> str | None:
 
 def former_names(
     former: FormerIdentity, tenant: str | None, principal: str | None, request: Request, app: Flask, *, in_view: bool
-) -> tuple[str | None, str | None]:
+) -> Names:
     """Return the tenant and the principal that this request had before the identity of keys was changed."""
     if former.tenant is not None:
         tenant = None if former.tenant is False else checked(app.ensure_sync(former.tenant)(), "former tenant_loader")
@@ -139,12 +143,9 @@ def former_names(
 
 
 def callers_of(
-    former: FormerIdentity,
-    names: tuple[str | None, str | None],
-    before: tuple[str | None, str | None],
-    identities: Sequence[Identity],
+    former: FormerIdentity, names: Names, before: Names, identities: Sequence[Identity]
 ) -> tuple[Callers | None, Callers | None]:
-    """Return whose records count under the names of today, and under the former ones. Pass (tenant, principal) of both.
+    """Return whose records count under the names of today, and under the former ones.
 
     A record of the former release shows its caller if it names what this caller is called today or was called then. One
     without a tenant or a principal, where this caller has one today, may be anyone's.
@@ -164,13 +165,13 @@ def callers_of(
 
 def with_former(
     former: FormerIdentity,
-    before: tuple[str | None, str | None],
+    before: Names,
     scope: Scope,
     client_key: str,
     requests: Sequence[ClaimRequest],
     identities: Sequence[Identity],
 ) -> list[ClaimRequest]:
-    """Add to these requests, one under each secret, the same ones under the former names. Pass (tenant, principal) of these."""
+    """Add to these requests, one under each secret, the same ones under the former names."""
     today, then = callers_of(former, (scope.tenant, scope.principal), before, identities)
     own = [replace(each, callers=today) for each in requests]
     tenant, principal = before
@@ -200,7 +201,7 @@ def named_requests(
     *,
     method: str,
     operation: str,
-    before: Callable[[FormerIdentity], tuple[str | None, str | None]],
+    before: Callable[[FormerIdentity], Names],
 ) -> list[ClaimRequest]:
     """Name a key under every secret in use, and under its former names, as the guard claims it: to read it, or to void it.
 

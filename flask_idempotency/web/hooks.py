@@ -32,7 +32,7 @@ from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.outages import LogLimit
-from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.policy import Decision
 from flask_idempotency.web.callbacks import check_counted
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.monitors import IdentityMonitor, JanitorMonitor, shape_in
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 STATUS_MODULE: Final = "flask_idempotency.web.key_status"
 """Where the status view is. Most applications never load it."""
 
-Hooked: TypeAlias = "dict[str | None, list[Callable[..., Any]]]"
+Hook: TypeAlias = "Callable[..., Any]"
+
+Hooked: TypeAlias = "dict[str | None, list[Hook]]"
 """Flask's hooks of one kind, by blueprint."""
 
 _log = logging.getLogger("flask_idempotency")
@@ -203,7 +205,11 @@ class Hooks:
     def begin(self, state: RequestState, *, in_view: bool = False) -> Response | None:
         """Claim the key: the last thing before the view, so a missing or malformed key is judged after signing in."""
         if state.fault:
-            return self._closed(state.operation, state.policy, state.fault)
+            # It must not run unprotected, and cannot be protected.
+            if self._warned.take(f"{state.operation} does not run") is not None:
+                _log.error("%s does not run: %s", state.operation, state.fault)
+            shown = state.fault if self._app.debug or self._app.testing else ""
+            return self._guard.replies.build(Problem("misconfigured", shown), state.policy)
         state.reached = True
         if state.phase is not Phase.NEW or (state.deferred and not in_view):
             return None
@@ -374,13 +380,6 @@ class Hooks:
                     self._observer = Observer(self._guard)
         return self._observer
 
-    def _closed(self, endpoint: str, policy: Policy, fault: str) -> Response:
-        """Refuse a request that must not run unprotected, and cannot be protected."""
-        if self._warned.take(f"{endpoint} does not run") is not None:
-            _log.error("%s does not run: %s", endpoint, fault)
-        shown = fault if self._app.debug or self._app.testing else ""
-        return self._guard.replies.build(Problem("misconfigured", shown), policy)
-
     def _warn_once(self, state: RequestState, message: str) -> None:
         """Log a warning once per endpoint and message."""
         if self._warned.take(f"{state.operation} {message}") is not None:
@@ -403,21 +402,13 @@ class LastHooks:
     begun before it was appended: a request whose response is not captured would be run again.
     """
 
-    def __init__(
-        self,
-        app: Flask,
-        key: str,
-        *,
-        before: Callable[..., Any],
-        after: Callable[..., Any],
-        teardown: Callable[..., Any],
-    ) -> None:
+    def __init__(self, app: Flask, key: str, *, before: Hook, after: Hook, teardown: Hook) -> None:
         self._before: Hooked = app.before_request_funcs
         self._after: Hooked = app.after_request_funcs
         self._teardown: Hooked = app.teardown_request_funcs
         self._key = key
         self._acts = before, after, teardown
-        self._newest: dict[str | None, list[Callable[..., Any]]] = {}
+        self._newest: Hooked = {}
         """In the order of the lists above. Replaced as a whole."""
         self._lock = Lock()
 
@@ -434,7 +425,7 @@ class LastHooks:
                     lists[scope].append(hooks[number])
             self._newest[scope] = hooks
 
-    def _made(self, scope: str | None, number: int) -> Callable[..., Any]:
+    def _made(self, scope: str | None, number: int) -> Hook:
         """Return one of the three functions. All requests pay for its first two lines, and most have no state."""
         key, act, newest = self._key, self._acts[number], self._newest
 

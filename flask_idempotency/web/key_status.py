@@ -33,7 +33,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.status import KeyStatus, status_of, void_key
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, named_requests
+from flask_idempotency.web.callbacks import Callbacks, Names, former_names, load_quota, load_tenant, named_requests
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
 from flask_idempotency.web.principals import (
     UnknownCaller,
@@ -117,9 +117,6 @@ _URL_CACHES: Final = ("args", "values", "full_path", "url", "base_url")
 """What Werkzeug keeps of a URL on a request, once it was read."""
 
 _log = logging.getLogger("flask_idempotency")
-
-Names = tuple[str | None, str | None]
-"""A tenant and a principal."""
 
 
 class Target(NamedTuple):
