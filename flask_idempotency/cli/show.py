@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import click
 
-from flask_idempotency.assembly import identities
 from flask_idempotency.cli import cli, record_options
 from flask_idempotency.cli.context import Output, chosen, duration, instant, prints_json, tenant_options, wide_option
 from flask_idempotency.cli.output import Cell, Line, Styled, ago, clean, facts, facts_of, short_name, state_of, table
@@ -22,7 +21,7 @@ from flask_idempotency.operations.browse import CONDITIONS, UNFINISHED, Browsing
 from flask_idempotency.operations.records import Condition, RecordView, Refused
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.web import client_keys, operator, policy_table
-from flask_idempotency.web.janitor import downstream_key
+from flask_idempotency.web.recorded_steps import downstream_key
 
 _RARE_OF_POLICIES: Final = ("keep", "lease", "max runtime", "profile", "resolver")
 _OFTEN_EMPTY: Final = ("form field", "waits")
@@ -256,7 +255,7 @@ def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
     try:
         if met:
             return met[0].downstream_key
-        return downstream_key(identities(operator.settings()), operator.settings().namespace, found, name)
+        return downstream_key(operator.settings(), found, name)
     except ConfigurationError:
         raise Refused(
             "The downstream key of this record is unknown: the key was claimed by another application, under a secret that "

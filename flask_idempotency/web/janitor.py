@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from flask import Flask
 
 from flask_idempotency.assembly import Services, identities, is_process_local
-from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import DataLossDetected, Event
-from flask_idempotency.engine.journal import Journal
-from flask_idempotency.engine.keys import Identity, marked, owner_mark
+from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import CONSUMERS, MESSAGE, Operations
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Happened, Resolution, SeenStep, Settler, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.finish import FinishReport, finish
 from flask_idempotency.maintenance.janitor import (
     Batcher,
@@ -42,7 +40,7 @@ from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.finishing import Finisher
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.recorded_steps import as_stored, read_steps
+from flask_idempotency.web.recorded_steps import as_stored, downstream_key, read_steps
 from flask_idempotency.web.responses import capture
 
 if TYPE_CHECKING:
@@ -145,12 +143,13 @@ def work_of(app: Flask, *, warns: bool = True) -> dict[Task, Work]:
         ]
         known = map(loaders.operations.get, loaders.resolvers)
         leases += [operation.policy.lease for operation in known if operation is not None]
+        downstream = partial(downstream_key, settings)
         context = ResolverContext(
             resolvers=callable_resolvers(app, loaders, policies, warns=warns),
             policy_of=partial(policy_of, policies, loaders.operations),
             settler=settler,
-            downstream=partial(downstream_key, every, settings.namespace),
-            steps=partial(steps_of, built, settings),
+            downstream=downstream,
+            steps=partial(read_steps, journals=built.journals, codec=built.codec, downstream=downstream),
             owner=owner,
             # A worker renews its lease after a third of it.
             first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in leases)]),
@@ -318,27 +317,3 @@ def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
     if taken.tee is not None or taken.result is None:
         raise TypeError("the response of a resolver must not be a stream")
     return taken.result
-
-
-def steps_of(built: Services, settings: Settings, found: SeenRecord) -> tuple[Journal, tuple[SeenStep, ...]]:
-    """Return the journal of this record, and what a resolver or an operator may know of its steps."""
-    downstream = partial(downstream_key, identities(settings), settings.namespace)
-    return read_steps(found, built.journals, built.codec, downstream=downstream)
-
-
-def downstream_key(
-    identities: Sequence[Identity], namespace: str, found: SeenRecord, name: str, item: bytes = b""
-) -> str:
-    """Return what `current_claim.downstream_key(name)` was for the claim of this record. `item` is that of a step, encoded.
-
-    Raises `ConfigurationError` if the secret of that claim is unknown. Under another secret the key would be one that the
-    other service has never seen, so it would look as if no work had been done.
-    """
-    for who in identities:
-        if marked(found.record.token, who.mark(namespace)):
-            return who.downstream_key(found.key, name, item)
-    raise ConfigurationError(
-        "downstream_key(): this key was claimed while two secrets were listed in IDEMPOTENCY_SECRET, or under one that is not "
-        "listed any more, so the key that was sent downstream is unknown. Look the request up by other data, or run "
-        "`flask idempotency resolve`."
-    )

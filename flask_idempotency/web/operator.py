@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -38,9 +39,9 @@ from flask_idempotency.operations.records import Case, RecordView, Refused, doub
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.callbacks import load_quota, named_requests
-from flask_idempotency.web.janitor import is_known, policy_of, result_of, settler_of, steps_of
+from flask_idempotency.web.janitor import is_known, policy_of, result_of, settler_of
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.recorded_steps import view_of
+from flask_idempotency.web.recorded_steps import downstream_key, read_steps, view_of
 
 if TYPE_CHECKING:
     from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional
@@ -210,7 +211,8 @@ def recorded_of(found: SeenRecord) -> tuple[Journal, tuple[SeenStep, ...]]:
     """Return the journal of this record and its steps. A completed record has none."""
     if found.record.state is State.COMPLETED:
         return EMPTY, ()
-    return steps_of(built(), settings(), found)
+    parts, downstream = built(), partial(downstream_key, settings())
+    return read_steps(found, parts.journals, parts.codec, downstream=downstream)
 
 
 def read(key: StorageKey) -> Record | None:

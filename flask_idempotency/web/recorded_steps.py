@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from flask_idempotency.assembly import identities
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -18,21 +19,22 @@ from flask_idempotency.engine.errors import (
     RingMismatch,
 )
 from flask_idempotency.engine.journal import EMPTY, LARGEST_RESULT, Entry, Journal, Journals
+from flask_idempotency.engine.keys import marked
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Resume, SeenStep, SettledStep
 from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.store import Codec
 from flask_idempotency.operations.records import Refused, StepView
 from flask_idempotency.operations.times import moment
+from flask_idempotency.settings import Settings
 from flask_idempotency.steps import values
+
+DownstreamKey: TypeAlias = Callable[[SeenRecord, str, bytes], str]
+"""Takes a record, the name of a step and its item, as it is stored."""
 
 
 def read_steps(
-    found: SeenRecord,
-    journals: Journals | None,
-    codec: Codec,
-    *,
-    downstream: Callable[[SeenRecord, str, bytes], str],
+    found: SeenRecord, journals: Journals | None, codec: Codec, *, downstream: DownstreamKey
 ) -> tuple[Journal, tuple[SeenStep, ...]]:
     """Return the journal of this record, and its steps. An item that cannot be opened is None.
 
@@ -41,17 +43,10 @@ def read_steps(
     if journals is None:
         return EMPTY, ()
     journal = journals.read(found.key)
-    steps = filter(lambda entry: entry.is_step, journal.entries)
-    return journal, tuple(_seen(found, entry, journal, codec, downstream) for entry in steps)
+    return journal, tuple(_seen(found, entry, journal, codec, downstream) for entry in journal.entries if entry.is_step)
 
 
-def _seen(
-    found: SeenRecord,
-    entry: Entry,
-    journal: Journal,
-    codec: Codec,
-    downstream: Callable[[SeenRecord, str, bytes], str],
-) -> SeenStep:
+def _seen(found: SeenRecord, entry: Entry, journal: Journal, codec: Codec, downstream: DownstreamKey) -> SeenStep:
     stored = b"" if entry.payload is None else None
     if entry.payload is not None and not journal.erased:
         with suppress(CorruptRecord, ResponseUnavailable, RingMismatch):
@@ -59,7 +54,7 @@ def _seen(
             values.decode_item(opened)
             stored = opened
 
-    def downstream_key() -> str:
+    def own_key() -> str:
         if stored is None:
             raise ConfigurationError(f"the downstream key of step {entry.name} is unknown: its item cannot be read.")
         return downstream(found, entry.name, stored)
@@ -75,7 +70,23 @@ def _seen(
         entry.finished_at,
         entry,
         stored,
-        downstream_key,
+        own_key,
+    )
+
+
+def downstream_key(settings: Settings, found: SeenRecord, name: str, item: bytes = b"") -> str:
+    """Return what `current_claim.downstream_key(name)` was for the claim of this record. `item` is that of a step, encoded.
+
+    Raises `ConfigurationError` if the secret of that claim is unknown. Under another secret the key would be one that the
+    other service has never seen, so it would look as if no work had been done.
+    """
+    for who in identities(settings):
+        if marked(found.record.token, who.mark(settings.namespace)):
+            return who.downstream_key(found.key, name, item)
+    raise ConfigurationError(
+        "downstream_key(): this key was claimed while two secrets were listed in IDEMPOTENCY_SECRET, or under one that is not "
+        "listed any more, so the key that was sent downstream is unknown. Look the request up by other data, or run "
+        "`flask idempotency resolve`."
     )
 
 
