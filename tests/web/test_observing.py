@@ -20,7 +20,6 @@ from flask import Flask, Response, abort, request, send_file, session
 from werkzeug.exceptions import ClientDisconnected
 
 from flask_idempotency import Idempotency, claim_here, current_claim, exempt, idempotent
-from flask_idempotency.codec.envelope import byte_size_of
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observation
 from flask_idempotency.settings.profiles import cors_headers
@@ -1134,7 +1133,7 @@ def test_the_body_of_a_stream_is_not_kept() -> None:
 
     assert 2000 == len(observed.send("/pieces").body)
     assert b"" == taken[0].response.copied()
-    assert 2000 == byte_size_of(taken[0].response)
+    assert 2000 == taken[0].response.byte_size
 
 
 def test_steps_just_run() -> None:
