@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import quote, urlsplit
@@ -258,7 +259,10 @@ class VaultTransit(KeyService):
                 "vault: needs the address of a transit key, such as vault:https://vault.example:8200/transit/payments. The "
                 "name of the key has 1 to 32 letters, digits, dots, hyphens or underscores."
             )
-        if parts.scheme == "http" and not _is_local(parts.hostname):
+        local = parts.hostname == "localhost"
+        with suppress(ValueError):  # it is a name
+            local = ip_address(parts.hostname).is_loopback
+        if parts.scheme == "http" and not local:
             raise ConfigurationError(
                 "vault: needs https, because data keys travel there. http is for an agent on this host."
             )
@@ -377,13 +381,6 @@ class GoogleKms(KeyService):
             # A disabled version of the key is FAILED_PRECONDITION, with the same 400.
             raise _NotWrappedHere("HTTP 400")
         raise (_Refused if 400 <= status < 500 and status != 429 else _Away)(f"HTTP {status}")
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _text_in(reply: Any, *path: str) -> str:

@@ -73,13 +73,12 @@ class SealedResponse:
         """Seal for each record, in the order of the contexts."""
         return [self.payload(context) for context in self.contexts]
 
-    def write(self, context: SealContext, store: Callable[[StorageKey, StoredPayload], WrittenT]) -> WrittenT:
-        """Store one record's payload. Raises `StoreUnavailable` for a store that loses each new data key."""
-        return write_sealed(lambda: store(context.key, self.payload(context)), self.discard)
+    def write(self, store: Callable[[Sequence[StoredPayload]], WrittenT]) -> WrittenT:
+        """Store the payloads of all records in one step: a `store.Writing`.
 
-    def write_all(self, store: Callable[[Sequence[StoredPayload]], None]) -> None:
-        """Store the payloads of all records in one step: a `store.Writing`. Raises as `write` does."""
-        write_sealed(lambda: store(self.payloads()), self.discard)
+        Raises `StoreUnavailable` for a store that loses each new data key.
+        """
+        return write_sealed(lambda: store(self.payloads()), self.discard)
 
     def discard(self, missing: DataKeyMissing) -> None:
         """Drop payloads sealed with a key that the store lacks. The next ones have a new key, or are empty if erased."""
@@ -540,7 +539,7 @@ class Claim:
         try:
             self._stop_renewal()
             sealed.payloads()  # before the commit begins: a codec that fails must leave the transaction alone
-            transaction.settle(sealed.write_all, otherwise=self._undo, **self._lives)
+            transaction.settle(sealed.write, otherwise=self._undo, **self._lives)
         except LeaseLost:
             transaction.roll_back()
             self._deps.observers(events.LeaseExpired(self.label, self.operation))

@@ -199,16 +199,6 @@ class Policy:
             )
         return requests
 
-    def decision(
-        self, *, response: Any, status: int, error: BaseException | None, past_point: bool, overruled: bool = False
-    ) -> Decision:
-        """Decide what happens to a record whose view ended in this response, or in this unhandled error.
-
-        Past the point of no return a release becomes a quarantine. See `stated` for the arguments.
-        """
-        stated = self.stated(response=response, status=status, error=error, overruled=overruled)
-        return self.settled_as(stated, past_point=past_point)
-
     def stated(
         self, *, response: Any, status: int, error: BaseException | None, overruled: bool = False
     ) -> Decision | None:

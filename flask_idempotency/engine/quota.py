@@ -73,20 +73,22 @@ class Quota:
     def less_than(self, parts: int) -> dict[str, int]:
         """Return the limits too small to divide: rounded up, a tenant may have a multiple of them. 0 divides."""
         rate = None if self.new_keys is None else self.new_keys.count
-        named = {"records": self.records, "bytes": self.bytes, "in_flight": self.in_flight, "new_keys": rate}
+        named = self._numbers | {"new_keys": rate}
         return {name: limit for name, limit in named.items() if limit is not None and 0 < limit < parts}
 
+    @property
+    def _numbers(self) -> dict[str, int | None]:
+        return {"records": self.records, "bytes": self.bytes, "in_flight": self.in_flight}
+
     def _each(self, change: Callable[[int], int]) -> Quota:
-        records, size, in_flight = (
-            None if limit is None else change(limit) for limit in (self.records, self.bytes, self.in_flight)
-        )
+        numbers = {name: None if limit is None else change(limit) for name, limit in self._numbers.items()}
         rate = self.new_keys
-        return Quota(records, size, in_flight, None if rate is None else NewKeys(change(rate.count), rate.seconds))
+        return Quota(**numbers, new_keys=None if rate is None else NewKeys(change(rate.count), rate.seconds))
 
     def __post_init__(self) -> None:
         faults = [
             f"{name} must be a whole number from 0 to 2**53, or None, not {value!r}"
-            for name, value in (("records", self.records), ("bytes", self.bytes), ("in_flight", self.in_flight))
+            for name, value in self._numbers.items()
             if value is not None and not _is_count(value)
         ]
         rate = self.new_keys

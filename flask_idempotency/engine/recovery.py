@@ -208,12 +208,11 @@ class Settler:
         publish = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
         lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
 
-        def store(_: StorageKey, payload: StoredPayload) -> bool:
-            return _change_and_publish(
-                lambda: self.recovery.resolve(seen, token=token, payload=payload, **lives), publish
-            )
+        def store(payloads: Sequence[StoredPayload]) -> bool:
+            change = partial(self.recovery.resolve, seen, token=token, payload=payloads[0], **lives)
+            return _change_and_publish(change, publish)
 
-        return SealedResponse(self.codec, [context], result).write(context, store)
+        return SealedResponse(self.codec, [context], result).write(store)
 
     def force_release(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
         """Release the key, so that it may run again. Call it only if the request had no effect and no longer runs."""

@@ -382,9 +382,7 @@ def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> No
     assert isinstance(claimed, Grant)
     binding = replace(BINDING, token=token, fence=claimed.fence)
 
-    SealedResponse(sealing, [binding], RESULT).write(
-        binding, lambda key, payload: store.complete(key, token, payload, keep=60)
-    )
+    SealedResponse(sealing, [binding], RESULT).write(lambda each: store.complete(KEY, token, *each, keep=60))
     record = store.read(KEY)
 
     assert record is not None

@@ -9,12 +9,13 @@ import pytest
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy, merge
+from tests.decisions import decision_of
 
 KEEP, RELEASE, QUARANTINE = Decision.KEEP, Decision.RELEASE, Decision.QUARANTINE
 
 
 def decide(policy: Policy, status: int, *, error: BaseException | None = None, past_point: bool = False) -> Decision:
-    return policy.decision(response=None, status=status, error=error, past_point=past_point)
+    return decision_of(policy, status=status, error=error, past_point=past_point)
 
 
 REFUSED = {307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429, 501, 503}
@@ -68,7 +69,7 @@ def test_a_status_that_a_hook_put_over_a_success_does_not_say_that_nothing_happe
 
     def overruled(**values: object) -> Decision:
         policy = merge(Policy(), values)
-        return policy.decision(response=None, status=status, error=None, past_point=False, overruled=True)
+        return decision_of(policy, status=status, error=None, past_point=False, overruled=True)
 
     assert QUARANTINE == overruled()
     assert RELEASE == overruled(effects="deduplicated")

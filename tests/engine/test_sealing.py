@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -182,12 +183,12 @@ def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: K
     binding = SealContext(house.key, b"t" * 16, 1, b"f")
     sealing = SealedResponse(keys, [binding], PAID)
 
-    def store(key: StorageKey, payload: StoredPayload) -> None:
-        if payload.sealed_by is None:
+    def store(payloads: Sequence[StoredPayload]) -> None:
+        if payloads[0].sealed_by is None:
             raise DataKeyMissing("erased", erased=True)
-        kept.append(payload)
+        kept.extend(payloads)
 
-    sealing.write(binding, store)
+    sealing.write(store)
 
     assert [StoredPayload(b"", 201, True, 0, ERASED)] == kept
     assert Completed("label", "pay", status=201, kept=False, byte_size=0) == sealing.completed("label", "pay")

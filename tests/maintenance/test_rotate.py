@@ -150,7 +150,7 @@ def test_a_worker_that_seals_under_the_old_key_during_a_rotation_seals_again(off
     with pytest.raises(DataKeyMissing):
         old.store.complete(key, token, payload, keep=KEEP)
     sealing = SealedResponse(old.codec, [binding], ANSWER)
-    sealing.write(binding, lambda key, payload: old.store.complete(key, token, payload, keep=KEEP))
+    sealing.write(lambda each: old.store.complete(key, token, *each, keep=KEEP))
 
     assert ANSWER == office.opened(key)
     assert 1 == office.rotate().resealed

@@ -39,6 +39,7 @@ from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.web.problem_types import PROBLEMS
 from flask_idempotency.web.problems import POLICY_PATH
+from tests.decisions import decision_of
 from tests.lab.programs import NODE
 
 SCHEMA = json.loads(files("flask_idempotency.openapi").joinpath("policy-1.schema.json").read_bytes())
@@ -664,8 +665,7 @@ def test_a_reader_of_the_statuses_comes_to_the_same_decision(profile: str, effec
         return "quarantine"
 
     decided = {
-        status: policy.decision(response=None, status=status, error=None, past_point=False).value
-        for status in range(200, 600)
+        status: decision_of(policy, status=status, error=None, past_point=False).value for status in range(200, 600)
     }
     assert decided == {status: read(status) for status in range(200, 600)}
 

@@ -17,6 +17,7 @@ from flask_idempotency.settings.profiles import (
     policy_of,
     refused,
 )
+from tests.decisions import decision_of
 
 DAY = 24 * 3600.0
 
@@ -120,7 +121,7 @@ def test_a_written_max_runtime_shortens_the_lease_that_a_profile_brings(profile:
 
 
 def decided(policy: Policy, status: int, error: BaseException | None = None) -> Decision:
-    return policy.decision(response=None, status=status, error=error, past_point=False)
+    return decision_of(policy, status=status, error=error, past_point=False)
 
 
 @pytest.mark.parametrize("name", ("stripe", "x-idempotency"))
@@ -181,7 +182,7 @@ def test_what_is_kept_of_an_answer_the_view_chose() -> None:
         ),
         (200, 201, 202, 204, 301, 307, 400, 401, 404, 409, 422, 429, 500, 503, 599),
     ):
-        decision = under(name).decision(response=None, status=status, error=None, past_point=False)
+        decision = decision_of(under(name), status=status, error=None, past_point=False)
         unknown = name == "ietf" and status in (500, 599)
 
         assert (
@@ -199,8 +200,8 @@ def test_what_is_kept_of_an_answer_the_view_chose() -> None:
     ),
 )
 def test_what_is_kept_of_an_unhandled_error(name: str, expected: Decision) -> None:
-    decision = under(name).decision(
-        response=None, status=HTTPStatus.INTERNAL_SERVER_ERROR, error=RuntimeError(), past_point=False
+    decision = decision_of(
+        under(name), response=None, status=HTTPStatus.INTERNAL_SERVER_ERROR, error=RuntimeError(), past_point=False
     )
 
     assert expected is decision

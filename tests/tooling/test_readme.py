@@ -11,6 +11,7 @@ from flask import Flask, request
 
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.policy import Decision, Policy
+from tests.decisions import decision_of
 from tests.tooling.reader import Reader, blocks, named_file
 from tests.tooling.wheels import EmptyEnvironment
 
@@ -122,12 +123,12 @@ def test_the_table_of_statuses_is_what_happens(effects: str) -> None:
             expected = Decision.KEEP
         else:
             expected = by_effects
-        assert policy.decision(response=None, status=status, error=None, past_point=False) is expected, status
+        assert decision_of(policy, status=status, error=None, past_point=False) is expected, status
     for status in (500, 502, 504, *statuses(released[0])):
-        past = Policy(effects="marked").decision(response=None, status=status, error=None, past_point=True)
+        past = decision_of(Policy(effects="marked"), status=status, error=None, past_point=True)
         assert past is Decision.QUARANTINE
     assert "**kept**" in kept[1]
     assert "**released**" in released[1]
     assert "**quarantined**" in past_point[1]
-    assert policy.decision(response=None, status=500, error=ValueError(), past_point=False) is by_effects
+    assert decision_of(policy, status=500, error=ValueError(), past_point=False) is by_effects
     assert not statuses(others[0])
