@@ -11,6 +11,7 @@ import secrets
 from base64 import b32encode
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from functools import lru_cache, partial
 from hashlib import sha256
 from struct import Struct
 from typing import Final, TypeAlias
@@ -266,32 +267,20 @@ class Identity:
         self._shards = tenant_shards
         # Caches per object: they end with the application, and so does all that derives from its secret.
         self._marks: dict[str, bytes] = {}
-        self._owners: dict[tuple[str, str | None, str | None, str | None, bool], bytes] = {}
-        self._tids: dict[tuple[str, str | None, int], bytes] = {}
+        self._owner = lru_cache(MAX_CACHED)(_record_owner)
+        self._tid = lru_cache(MAX_CACHED)(partial(_tenant_id, self._tenant, tenant_shards))
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Derive the storage key. No two (scope, key) pairs share one, whatever characters they contain."""
         namespace, tenant = scope.namespace, scope.tenant
-        named = (namespace, tenant, scope.principal, scope.operation, scope.of_package)
-        owner = self._owners.get(named) or self._owner(scope)
+        owner = self._owner(namespace, tenant, scope.principal, scope.operation, scope.of_package)
         key = client_key.encode("utf-8", "surrogatepass")
         # The same bytes as `encode` of all parts of the scope, then the key.
         rid = self._record(owner + _LENGTH.pack(len(key)) + key)
         part = int.from_bytes(rid[:8], "big") % self._shards if self._shards > 1 else 0
-        tid = self._tids.get((namespace, tenant, part)) or self._tid(namespace, tenant, part)
+        tid = self._tid(namespace, tenant, part)
         mark = self._marks.get(namespace) or self.mark(namespace)
         return StorageKey(rid, tid, self._log(rid)[:4].hex(), mark, self.steps)
-
-    def _owner(self, scope: Scope) -> bytes:
-        """Encode what precedes the client's key in a record's name."""
-        principal = optional(scope.principal)
-        request = (b"\2" + principal if scope.of_package else principal, optional(scope.operation))
-        parts = encode(*_owner(scope.namespace, scope.tenant), *request, b"")
-        if len(self._owners) >= MAX_CACHED:
-            self._owners.clear()
-        name = (scope.namespace, scope.tenant, scope.principal, scope.operation, scope.of_package)
-        owner = self._owners[name] = parts[: -_LENGTH.size]
-        return owner
 
     def mark(self, namespace: str) -> bytes:
         """Return the prefix of tokens: it names the application and this secret, and does not reveal the secret."""
@@ -323,15 +312,6 @@ class Identity:
         parts = (item,) if item else ()
         return keyed_name(self._downstream(encode(key.rid, name.encode(), *parts)))
 
-    def _tid(self, namespace: str, tenant: str | None, part: int) -> bytes:
-        # The number of shards is left out: on a host with a wrong number, a record that is found still replays.
-        which = () if self._shards == 1 else (part.to_bytes(2, "big"),)
-        tid = self._tenant(encode(*_owner(namespace, tenant), *which))[:TID_BYTES]
-        if len(self._tids) >= MAX_CACHED:
-            self._tids.clear()
-        self._tids[namespace, tenant, part] = tid
-        return tid
-
 
 def step_id(key: StorageKey, name: str, item: bytes = b"") -> bytes:
     """Return the id of a step in the journal of this record, 12 bytes. `item` is encoded, and empty if there is none.
@@ -356,6 +336,21 @@ def _of_steps(key: StorageKey) -> KeyedDigest:
 def owner_mark(namespace: str) -> bytes:
     """Return the prefix of all tokens of this application, whichever secret is in use."""
     return sha256(b"flask_idempotency/1/namespace" + namespace.encode("utf-8", "surrogatepass")).digest()[:OWNER_BYTES]
+
+
+def _record_owner(
+    namespace: str, tenant: str | None, principal: str | None, operation: str | None, of_package: bool
+) -> bytes:
+    """Encode what precedes the client's key in a record's name."""
+    who = optional(principal)
+    request = (b"\2" + who if of_package else who, optional(operation))
+    return encode(*_owner(namespace, tenant), *request, b"")[: -_LENGTH.size]
+
+
+def _tenant_id(digest: KeyedDigest, shards: int, namespace: str, tenant: str | None, part: int) -> bytes:
+    # The number of shards is left out: on a host with a wrong number, a record that is found still replays.
+    which = () if shards == 1 else (part.to_bytes(2, "big"),)
+    return digest(encode(*_owner(namespace, tenant), *which))[:TID_BYTES]
 
 
 def _owner(namespace: str, tenant: str | None) -> tuple[bytes, bytes]:
