@@ -14,7 +14,6 @@ from flask_idempotency.engine import errors, events, waiting
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
     VOIDED,
-    Callers,
     ClaimRequest,
     OnExpiry,
     OtherCaller,
@@ -54,30 +53,23 @@ class KeyStatus:
     """Whether the record shows the caller: see `Callers`."""
 
 
-def status_of(
-    engine: Engine,
-    keys: Sequence[StorageKey],
-    *,
-    callers: Sequence[Callers | None] = (),
-    key_timestamp: float | None = None,
-    wait: float = 0.0,
-) -> KeyStatus:
-    """Return what a claim of this key would find, under every secret in use, the newest first. Never writes.
+def status_of(engine: Engine, requests: Sequence[ClaimRequest], *, wait: float = 0.0) -> KeyStatus:
+    """Return what a claim of this key would find. Never writes.
 
-    While the key is in flight, wait for up to this many seconds, if a slot is free that requests do not need.
-    `callers` and `key_timestamp` are those of `ClaimRequest`, one for each key. It does not wait for a record that does
-    not show its caller: how long that takes must not tell what another one does.
+    `requests` are as `claim` takes them, one under each secret in use, the newest first; their fingerprints do not count.
+    While the key is in flight, wait for up to this many seconds, if a slot is free that requests do not need. It does not
+    wait for a record that does not show its caller: how long that takes must not tell what another one does.
 
     Raises `StoreUnavailable`, and `CorruptRecord` for an unreadable record. Raises `StoreDataLoss` wherever a claim would:
     a store that forgot the key must not call it absent.
     """
-    deps, asked = engine._deps, list(zip(keys, callers or (None,) * len(keys), strict=True))
-    found = _look(deps, asked, key_timestamp)
+    deps = engine._deps
+    found = _look(deps, requests)
     if found.state != "in-flight" or not found.shown or wait <= 0:
         return found
     began, poll = deps.monotonic(), waiting.FIRST_POLL_SECONDS
     failed: errors.StoreUnavailable | None = None
-    with deps.waiters.slot(*keys, status=True) as ended:
+    with deps.waiters.slot(*(request.key for request in requests), status=True) as ended:
         if ended is None:
             return found
         while (left := began + wait - deps.monotonic()) > 0:
@@ -85,7 +77,7 @@ def status_of(
             ended.clear()
             poll = waiting.next_poll(poll)
             try:
-                found, failed = _look(deps, asked, key_timestamp), None
+                found, failed = _look(deps, requests), None
             except errors.StoreUnavailable as error:
                 # The view runs elsewhere, and the store may be back before the time is up.
                 failed = error
@@ -103,30 +95,21 @@ def void_key(
     policy: Policy,
     *,
     quota: Quota | None = None,
-    wait: float = 0.0,
     actor: str = "client",
     reason: str = "",
 ) -> KeyStatus | OverQuota:
     """Void a key that no request has used, so that none ever runs under it. Return its status then: `voided`.
 
-    `requests` are as `claim` takes them, the newest first; their fingerprints do not count. What a request did, or may
-    still do, is never voided: then the status says how the key stands, and nothing was changed. A request whose worker
-    vanished counts as one that did nothing if the policy and the store prove that: see `Policy.shows_effects`. `wait` is
-    that of `status`; `actor` and `reason` are for the event.
+    `requests` are those of `status_of`. What a request did, or may still do, is never voided: then the status says how the
+    key stands, and nothing was changed. A request whose worker vanished counts as one that did nothing if the policy and the
+    store prove that: see `Policy.shows_effects`. `actor` and `reason` are for the event.
 
-    Raises what `status` raises, and `ConfigurationError` if the store cannot void keys.
+    Raises what `status_of` raises, and `ConfigurationError` if the store cannot void keys.
     """
     deps, newest = engine._deps, requests[0]
     if deps.void is None:
         raise errors.ConfigurationError("void=True needs a store that can void keys, and this one has no `void`.")
-    asked = [(request.key, request.callers) for request in requests]
-    found = status_of(
-        engine,
-        [key for key, _ in asked],
-        callers=[callers for _, callers in asked],
-        key_timestamp=newest.key_timestamp,
-        wait=wait,
-    )
+    found = _look(deps, requests)
     if found.state == "voided":
         return found
     if quota is not None:
@@ -145,7 +128,7 @@ def void_key(
             return hindrance
         if hindrance is None:
             deps.observers(events.KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
-            return _look(deps, asked, newest.key_timestamp)
+            return _look(deps, requests)
         found = hindrance
     raise errors.StoreUnavailable("other requests kept using this key while it was voided")
 
@@ -170,7 +153,7 @@ def _void_once(
                 _undo_voids(deps, voided, token)
                 if isinstance(outcome, OverQuota):
                     return outcome
-                return _status_under(deps, request.key, request.callers, request.key_timestamp)
+                return _status_under(deps, request)
     except Exception:
         with suppress(errors.StoreUnavailable, errors.CorruptRecord):
             _undo_voids(deps, voided, token)
@@ -204,16 +187,14 @@ def _give_up(deps: Dependencies, found: KeyStatus, request: ClaimRequest, policy
     return deps.recovery.force_release(SeenRecord(key, record))
 
 
-def _look(
-    deps: Dependencies, keys: Sequence[tuple[StorageKey, Callers | None]], key_timestamp: float | None
-) -> KeyStatus:
+def _look(deps: Dependencies, requests: Sequence[ClaimRequest]) -> KeyStatus:
     """Read the key once, in the order in which a claim visits the secrets. The first that refuses a claim decides.
 
     It is voided if it is so under each of them: a host that knows one of the others would run the request.
     """
     status, voided, absent = KeyStatus("absent"), None, False
-    for key, callers in reversed(keys):
-        found = _status_under(deps, key, callers, key_timestamp)
+    for request in reversed(requests):
+        found = _status_under(deps, request)
         if found.state == "paused":
             status = found
         elif found.state == "voided":
@@ -225,9 +206,8 @@ def _look(
     return voided if voided is not None and status.state == "absent" and not absent else status
 
 
-def _status_under(
-    deps: Dependencies, key: StorageKey, callers: Callers | None, key_timestamp: float | None
-) -> KeyStatus:
+def _status_under(deps: Dependencies, request: ClaimRequest) -> KeyStatus:
+    key, callers, made_at = request.key, request.callers, request.key_timestamp
     record, detector = deps.store.read(key), deps.data_loss
     shown = record is None or callers is None or callers.show(record.info)
     if shown is False and callers is not None and callers.former:
@@ -237,7 +217,7 @@ def _status_under(
     match record:
         case None:
             if detector is not None:
-                detector.would_run(key, key_timestamp=key_timestamp)
+                detector.would_run(key, key_timestamp=made_at)
             return KeyStatus("absent")
         case Record(state=State.COMPLETED):
             if record.payload is None:
@@ -252,6 +232,6 @@ def _status_under(
     if shown is None:
         return KeyStatus("outcome-unknown", key, record)
     taken_over = record.on_expiry is OnExpiry.TAKEOVER and (
-        detector is None or detector.would_run(key, key_timestamp=key_timestamp, record=record)
+        detector is None or detector.would_run(key, key_timestamp=made_at, record=record)
     )
     return KeyStatus("paused" if taken_over else "outcome-unknown", key, record)

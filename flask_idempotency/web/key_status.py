@@ -237,13 +237,7 @@ class KeyStatusView:
             before=lambda former: former_names(former, *names, request, self.app, in_view=in_view),
         )
         try:
-            status = status_of(
-                self.engine,
-                [each.key for each in requests],
-                callers=[each.callers for each in requests],
-                key_timestamp=requests[0].key_timestamp,
-                wait=wait,
-            )
+            status = status_of(self.engine, requests, wait=wait)
             if status.state in (_FREE if voids else ("absent",)):
                 problem = self._unsure(request, operation, resolved, names, voids=voids)
                 if problem is not None:

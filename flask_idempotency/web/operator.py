@@ -273,9 +273,7 @@ def void(
 
     requests = named_requests(scope, key, names, chosen, policy, method=method, operation=endpoint, before=before)
     quota = load_quota(state().loaders, chosen, tenant, current_app)
-    stood = status_of(
-        built().engine, [each.key for each in requests], callers=[each.callers for each in requests]
-    ).state
+    stood = status_of(built().engine, requests).state
     found = void_key(built().engine, requests, policy, quota=quota, actor=actor, reason=reason)
     voided = isinstance(found, KeyStatus) and found.state == "voided" and stood != "voided"
     if voided and (audit := built().audit) is not None:

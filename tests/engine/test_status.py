@@ -40,7 +40,7 @@ class Detector:
 
 
 def status(house: House, *, identities: tuple[int, ...] = (0,), **how: Any) -> KeyStatus:
-    return status_of(house.engine, [house.request(identity=each).key for each in identities], **how)
+    return status_of(house.engine, [house.request(identity=each) for each in identities], **how)
 
 
 def detecting(house: House, detector: Detector) -> Engine:
@@ -145,7 +145,7 @@ def test_a_store_that_forgot_is_asked_only_about_what_a_claim_could_run(house: H
     detector = Detector()
     engine = detecting(house, detector)
 
-    assert STATES[state] == status_of(engine, [house.key], key_timestamp=5.0).state
+    assert STATES[state] == status_of(engine, [replace(house.request(), key_timestamp=5.0)]).state
     runs = STATES[state] in ("absent", "paused")
     assert ([(5.0, STATES[state] == "paused")] if runs else []) == detector.asked
 
@@ -155,13 +155,13 @@ def test_a_key_that_the_store_may_have_forgotten_is_not_called_absent(house: Hou
     begin(house, state)
 
     with pytest.raises(StoreDataLoss):
-        status_of(detecting(house, Detector(lost=True)), [house.key])
+        status_of(detecting(house, Detector(lost=True)), [house.request()])
 
 
 def test_a_claim_from_before_a_loss_is_about_to_be_quarantined(house: House) -> None:
     begin(house, "paused")
 
-    assert "outcome-unknown" == status_of(detecting(house, Detector(runs=False)), [house.key]).state
+    assert "outcome-unknown" == status_of(detecting(house, Detector(runs=False)), [house.request()]).state
 
 
 def test_it_waits_for_the_end_of_the_claim(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_without_a_free_slot_it_answers_at_once(house: House) -> None:
     house.won()
     house.store.calls.clear()
 
-    found = status_of(engine, [house.key], wait=3600.0)
+    found = status_of(engine, [house.request()], wait=3600.0)
 
     assert ("in-flight", False) == (found.state, found.waited)
     assert ["read"] == house.store.calls
