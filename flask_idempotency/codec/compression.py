@@ -15,6 +15,8 @@ from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine.errors import CorruptRecord, ResponseUnavailable
 
+_LEVEL = 1
+"""Deflate takes a third of the time of level 6; the result is a tenth larger."""
 _SMALL, _LARGE = (12, 5), (zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
 _SMALL_BYTES = 8 * 1024
 """Up to here use a window of 4 KiB: Deflate then takes 32 KiB of memory, and the result is no larger. Its usual 256 KiB come
@@ -22,16 +24,13 @@ from the kernel page by page, for every response, which costs ten times as much 
 
 
 class Zlib:
-    """Deflate of the standard library. Level 1 takes a third of the time of level 6; the result is a tenth larger."""
+    """Deflate of the standard library."""
 
     number = 1
 
-    def __init__(self, level: int = 1) -> None:
-        self._level = level
-
     def compress(self, data: bytes) -> bytes:
         window, memory = _SMALL if len(data) <= _SMALL_BYTES else _LARGE
-        stream = zlib.compressobj(self._level, zlib.DEFLATED, window, memory)
+        stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, memory)
         return stream.compress(data) + stream.flush()
 
     def decompress(self, data: bytes, *, max_bytes: int) -> bytes:
@@ -52,8 +51,7 @@ class Zstd:
 
     number = 2
 
-    def __init__(self, level: int = 1) -> None:
-        self._level = level
+    def __init__(self) -> None:
         self._local = threading.local()
 
     def compress(self, data: bytes) -> bytes:
@@ -61,7 +59,7 @@ class Zstd:
         # thread holds at a fork would stay locked. After an error it begins a new frame.
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
-            compressor = self._local.compressor = _zstd().ZstdCompressor(self._level)
+            compressor = self._local.compressor = _zstd().ZstdCompressor(_LEVEL)
         compressed: bytes = compressor.compress(data, compressor.FLUSH_FRAME)
         return compressed
 

@@ -129,26 +129,6 @@ def _left(value: Any, left: int, depth: int = 0) -> int:
     return left
 
 
-def _normal(value: Any, depth: int = 0, *, leaf: Callable[[Any], Any] | None = None) -> Any:
-    """Return the one form that all equal values have. A value of another type stays as it is: `tagged` refuses it.
-
-    `leaf` does so for a value that contains no other, as an earlier release did. A form that no list or dict has is a tuple.
-    """
-    kind = type(value)
-    if kind not in (list, tuple, dict):
-        return _by_value(value) if leaf is None else leaf(value)
-    if depth >= DEEPEST:
-        return value
-    if kind is not dict:
-        return [_normal(each, depth + 1, leaf=leaf) for each in value]
-    if leaf is None and not all(type(name) is str for name in value):
-        pairs = [[_normal(name, depth + 1), _normal(each, depth + 1)] for name, each in value.items()]
-        return tuple(sorted(pairs, key=lambda pair: _ENCODER.encode(tagged(pair[0], depth))))
-    # Their order counts to `tagged`, if a name is not plain text.
-    names = sorted(value, key=lambda name: (type(name).__name__, _shown(name)))
-    return {name: _normal(value[name], depth + 1, leaf=leaf) for name in names}
-
-
 def _by_value(value: Any) -> Any:
     kind = type(value)
     if kind is Decimal and not value.is_finite() and not value.is_snan():
@@ -183,6 +163,27 @@ def _formerly_by_type(value: Any) -> Any:
     if kind is Decimal and value.is_finite():
         return Decimal(_stripped(value)) if value else 0
     return value
+
+
+def _normal(value: Any, depth: int = 0, *, leaf: Callable[[Any], Any] = _by_value) -> Any:
+    """Return the one form that all equal values have. A value of another type stays as it is: `tagged` refuses it.
+
+    `leaf` does so for a value that contains no other, as this release does or an earlier one did. A form that no list or dict
+    has is a tuple.
+    """
+    kind = type(value)
+    if kind not in (list, tuple, dict):
+        return leaf(value)
+    if depth >= DEEPEST:
+        return value
+    if kind is not dict:
+        return [_normal(each, depth + 1, leaf=leaf) for each in value]
+    if leaf is _by_value and not all(type(name) is str for name in value):
+        pairs = [[_normal(name, depth + 1), _normal(each, depth + 1)] for name, each in value.items()]
+        return tuple(sorted(pairs, key=lambda pair: _ENCODER.encode(tagged(pair[0], depth))))
+    # Their order counts to `tagged`, if a name is not plain text.
+    names = sorted(value, key=lambda name: (type(name).__name__, _shown(name)))
+    return {name: _normal(value[name], depth + 1, leaf=leaf) for name in names}
 
 
 def _shown(name: Any) -> str:
