@@ -192,7 +192,6 @@ STORED_STEP = summed(step_bytes(STEP)[:1] + bytes(step_encoding._BODY - 1) + ste
 TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "number": (b"1700000000000000", whole_number),
     "limits": (b"100,,5,10,60000000,60.0", quota.decode_limits),
-    "bucket": (b"b1700000000000", lambda text: list(quota._numbered(b"b", {text: b"1 2"}))),
     "note": (
         b'1700000000000000 {"finished": true}',
         lambda text: task_log._report(text, 1_700_000_000_000_000).facts(),

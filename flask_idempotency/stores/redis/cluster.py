@@ -122,7 +122,9 @@ class Cluster:
             raise redis.exceptions.ConnectionError("no node of the Cluster answers")
 
     def look_if_possible(self, *, since: int, failed: Node | None = None) -> None:
-        """Look, but keep the known slots if no node answers."""
+        """Look again, but keep the known slots if no node answers. Before the first look, `owner` looks."""
+        if not self._owners:
+            return
         with suppress(*UNREACHABLE, redis.exceptions.RedisError):
             self.look(since=since, failed=failed)
 
@@ -164,11 +166,6 @@ class Cluster:
     def any_pool(self) -> Any:
         """The connection pool of one node: all nodes have the same options."""
         return self.node(self._seeds[0]).pool
-
-    @property
-    def unknown(self) -> bool:
-        """Whether no look has succeeded yet."""
-        return not self._owners
 
     def close(self) -> None:
         for node in list(self._nodes.values()):
@@ -325,5 +322,4 @@ class ClusterConnection:
             if node is not None:
                 self._cluster.silent_for(budget.seconds, node)
             raise
-        if not self._cluster.unknown:  # Otherwise the next `owner` looks.
-            self._cluster.look_if_possible(since=looks, failed=node)
+        self._cluster.look_if_possible(since=looks, failed=node)

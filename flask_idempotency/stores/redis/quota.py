@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
@@ -51,12 +51,21 @@ class RedisLedger:
         return tuple(tid for tid in found if tid is not None)
 
     def reconcile(self, tid: bytes) -> Drift:
-        before = self._server.execute("HGET", layout.tenant_quota(tid), _JOURNALS)
-        names = self._unfinished(tid)
-        unsettled = self._repair_unfinished(tid, names)
-        in_journals, changed = self._repair_journals(tid, names, before=before or b"")
-        records, stored, busy = self._repair_completed(tid)
-        return Drift(records, stored + in_journals, unsettled, busy + changed)
+        ledger, unfinished, partition = layout.tenant_quota(tid), layout.tenant_unfinished(tid), layout.number(tid)
+        before = self._server.execute("HGET", ledger, _JOURNALS)
+        unsettled = in_journals = 0
+        # The scripts count later changes correctly.
+        for batch in batches(self._unfinished(tid), BATCH, lambda _: tid):
+            records = [layout.record_in(partition, name) for name in batch]
+            removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, (unfinished, *records), tid, *batch)
+            unsettled += removed - added
+            journals = [layout.journal_in(partition, name) for name in batch]
+            both = [key for pair in zip(records, journals, strict=True) for key in pair]
+            in_journals += self._server.run(scripts.QUOTA_RECOUNT_JOURNALS, both, tid)
+        # Not if a journal has changed in between.
+        excess, changed = self._server.run(scripts.QUOTA_REPAIR_JOURNALS, (ledger,), before or b"", in_journals)
+        records_excess, stored_excess, busy = self._repair_completed(tid)
+        return Drift(records_excess, stored_excess + excess, unsettled, busy + changed)
 
     def _unfinished(self, tid: bytes) -> Sequence[bytes]:
         """Return the name of each record that is unfinished in the tenant's partition, or counted as unfinished."""
@@ -65,35 +74,17 @@ class RedisLedger:
         indexes = layout.tenant_unfinished(tid), in_flight, quarantined, in_flight
         return list(dict.fromkeys(name for index in indexes for name in self._server.execute("ZRANGE", index, 0, -1)))
 
-    def _repair_unfinished(self, tid: bytes, names: Sequence[bytes]) -> int:
-        """Check each of these records. The scripts count later changes correctly."""
-        drift = 0
-        for batch in batches(names, BATCH, lambda _: tid):
-            keys = layout.tenant_unfinished(tid), *(layout.record_in(layout.number(tid), name) for name in batch)
-            removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
-            drift += removed - added
-        return drift
-
-    def _repair_journals(self, tid: bytes, names: Sequence[bytes], *, before: bytes) -> tuple[int, int]:
-        """Count the bytes of their journals, and correct the tenant's count if no journal changed in between."""
-        partition, counted = layout.number(tid), 0
-        for batch in batches(names, BATCH, lambda _: tid):
-            both = ((layout.record_in(partition, name), layout.journal_in(partition, name)) for name in batch)
-            keys = [key for pair in both for key in pair]
-            counted += self._server.run(scripts.QUOTA_RECOUNT_JOURNALS, keys, tid)
-        excess, changed = self._server.run(scripts.QUOTA_REPAIR_JOURNALS, (layout.tenant_quota(tid),), before, counted)
-        return excess, changed
-
     def _repair_completed(self, tid: bytes) -> tuple[int, int, int]:
         """Count completed records by bucket, and correct each bucket that did not change during the count."""
         ledger = layout.tenant_quota(tid)
         fields = self._server.execute("HGETALL", ledger)
         if not isinstance(fields, dict):  # Some clients return a mapping, others a list.
             fields = dict(zip(fields[::2], fields[1::2], strict=True))
-        stated = dict(_numbered(_BUCKET, fields))
+        edges = {field: field.removeprefix(_BUCKET) for field in fields if field.startswith(_BUCKET)}
+        stated = {whole_number(edge): fields[field] for field, edge in edges.items() if edge.isdigit()}
         counted = self._counted(tid)
-        edges = sorted(stated.keys() | counted.keys())
-        buckets = [(b"%d" % edge, stated.get(edge, b""), counted.get(edge, b"")) for edge in edges]
+        both = sorted(stated.keys() | counted.keys())
+        buckets = [(b"%d" % edge, stated.get(edge, b""), counted.get(edge, b"")) for edge in both]
         records, stored, busy = self._server.run(
             scripts.QUOTA_REPAIR, (ledger,), *(text for bucket in buckets for text in bucket)
         )
@@ -120,11 +111,3 @@ def decode_limits(text: bytes) -> Quota:
     except (ValueError, IndexError, CorruptRecord) as error:
         raise CorruptRecord("a tenant's limits in Redis are corrupt: run flask idempotency quota set") from error
     return Quota(records, stored, in_flight, None if count is None or seconds is None else NewKeys(count, seconds))
-
-
-def _numbered(prefix: bytes, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the value of each field whose name is this prefix and a number."""
-    for field, text in fields.items():
-        number = field.removeprefix(prefix)
-        if field.startswith(prefix) and number.isdigit():
-            yield whole_number(number), text

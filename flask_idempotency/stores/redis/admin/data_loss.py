@@ -143,7 +143,7 @@ class _Part:
 
 
 class RedisDataLoss:
-    """Implements `memory.Memory`, and says for the store what a claim has to bring."""
+    """Implement `capabilities.DataLossDetector`."""
 
     def __init__(self, server: ScriptExecutor, watch: DataLossWatch, refuse_eviction: Callable[[], object]) -> None:
         """`refuse_eviction` raises `StoreUnavailable` while Redis may evict records, as before a claim."""

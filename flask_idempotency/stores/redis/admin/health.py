@@ -69,7 +69,13 @@ class RedisHealth:
             "replication": partial(_replication, awaited=self._server.replicas),
             "shared": _shared,
         }
-        return [_worst([Finding(name, *check(look)) for look in looks]) for name, check in checks.items()]
+        worst = list[Finding]()
+        for name, check in checks.items():
+            found = max((Finding(name, *check(look)) for look in looks), key=lambda each: _ORDER.index(each.verdict))
+            if len(looks) > 1 and found.verdict is not Verdict.FINE:
+                found = replace(found, text=f"On at least one of {len(looks)} primaries: {found.text}")
+            worst.append(found)
+        return worst
 
     def _look(self, node: Any) -> _Look:
         info = self._read(node, self._server.client.info)
@@ -91,13 +97,6 @@ class RedisHealth:
                 return {}
             raise StoreUnavailable(f"cannot read INFO from Redis ({cause_of(error)})") from error
         return reply
-
-
-def _worst(findings: Sequence[Finding]) -> Finding:
-    worst = max(findings, key=lambda finding: _ORDER.index(finding.verdict))
-    if len(findings) == 1 or worst.verdict is Verdict.FINE:
-        return worst
-    return replace(worst, text=f"On at least one of {len(findings)} primaries: {worst.text}")
 
 
 def _eviction(look: _Look) -> Said:
