@@ -133,6 +133,10 @@ def test_an_import_loads_no_optional_part() -> None:
         "stores.redis.admin",
         "stores.redis.cluster",
         "stores.redis.journals",
+        "stores.redis.notifications",
+        "stores.redis.passed_client",
+        "stores.redis.replication",
+        "stores.redis.scan",
         "stores.redis.quota",
     )
 

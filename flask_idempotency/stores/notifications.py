@@ -6,7 +6,6 @@ import logging
 import random
 import threading
 import time
-from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Final
@@ -30,7 +29,7 @@ _LAST_PAUSE: Final = 5.0
 _log = logging.getLogger("flask_idempotency")
 
 
-class ThreadedNotifier(metaclass=ABCMeta):
+class ThreadedNotifier:
     """Implement `waiting.Notifier` with one thread and connection for all waiters of this process. The first waiter opens it.
 
     A server keeps no message for an absent listener. So each new connection wakes all waiters, and they read their records.
@@ -44,15 +43,15 @@ class ThreadedNotifier(metaclass=ABCMeta):
         self._idle_seconds = idle_seconds
         self._ping_after_seconds = ping_after_seconds
         self._start_empty()
-        self._is_known_to_forks = False
+        after_fork(self._start_empty)
 
-    @abstractmethod
     def _name(self, key: StorageKey) -> bytes:
         """Return how a message names this record."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _listen(self) -> None:
         """Call `_connected` and `_wake` until `_ends_idle` with the idle time. Raise if the connection breaks or is silent."""
+        raise NotImplementedError
 
     def _can_listen(self) -> bool:
         """Return False if waiters have to poll. A connection is then not tried."""
@@ -69,10 +68,6 @@ class ThreadedNotifier(metaclass=ABCMeta):
 
     @contextmanager
     def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
-        if not self._is_known_to_forks:
-            # Not when it is made: `Deferred` makes one, and moves what it holds into another object.
-            after_fork(self._start_empty)
-            self._is_known_to_forks = True
         notice()
         names = [self._name(key) for key in keys]
         with self._lock:

@@ -131,8 +131,10 @@ class Deferred:
             if type(self) is Deferred:
                 module, name, arguments = self._made_of
                 made = getattr(import_module(f"{__package__}.{module}"), name)(*arguments)
+                # One dictionary for both, and both stay: what a fork runs on the one that was made also changes this one.
+                self.__dict__ = vars(made)
+                self._made = made
                 # Its class last: another thread may then call any of its methods.
-                vars(self).update(vars(made))
                 self.__class__ = type(made)
         return getattr(self, attribute)
 
@@ -212,7 +214,8 @@ class RedisStore:
 
     def close(self) -> None:
         """Close the connections if you passed a URL. A client of your own stays open."""
-        self.notifier.close()
+        if not isinstance(self.notifier, Deferred):
+            self.notifier.close()
         if self._owned:
             self._client.close()
 
