@@ -184,13 +184,12 @@ def decode(data: bytes, *, now: float) -> Record:
             raise CorruptRecord("the response in Redis expires before it was completed")
         if tail > len(data):
             raise CorruptRecord("the texts in the record in Redis are cut short")
-        fields = data[at:tail]
-        until = None
+        fields, until, cut = data[at:tail], None, 0
         if fields[-_UNTIL_BYTES : 2 - _UNTIL_BYTES] == _UNTIL and fields[2 - _UNTIL_BYTES :].isdigit():
-            fields, until = _without_until(fields), int(fields[2 - _UNTIL_BYTES :]) / 1000
+            fields, until, cut = fields[:-_UNTIL_BYTES], int(fields[2 - _UNTIL_BYTES :]) / 1000, _UNTIL_BYTES
             if until > LATEST:
                 raise CorruptRecord("the record in Redis has a time after the year 9999")
-        info = (_info if len(fields) <= _CACHED_SIZE else _info.__wrapped__)(fields)
+        info = (_info if len(fields) <= _CACHED_SIZE else _info.__wrapped__)(fields, cut)
         at = tail
         if state is State.QUARANTINED:
             size, start = read_length(data, at)
@@ -224,17 +223,6 @@ def decode(data: bytes, *, now: float) -> Record:
     )
 
 
-def _without_until(fields: bytes) -> bytes:
-    """Return the texts of a record without the time in the last one. Raises as `_info` does."""
-    at = 0
-    for _ in range(3):
-        size, at = read_length(fields, at)
-        at += size
-    _, start = read_length(fields, at)
-    last = fields[start:-_UNTIL_BYTES]
-    return fields[:at] + length_bytes(len(last)) + last
-
-
 def as_kept(record: Record) -> Record | None:
     """Return this record as the store shows it: without a response that has expired. None: all of it has."""
     if record.state is not State.COMPLETED or record.remaining > 0:
@@ -246,16 +234,16 @@ def as_kept(record: Record) -> Record | None:
 
 
 @lru_cache(maxsize=1024)  # a client that retries, or asks often, has the same texts
-def _info(fields: bytes) -> RequestInfo:
-    """Decode what `about_bytes` has encoded, without its length."""
+def _info(fields: bytes, cut: int = 0) -> RequestInfo:
+    """Decode what `about_bytes` has encoded, without its length. The last text lacks as many bytes as were cut."""
     at, texts = 0, list[str]()
     for _ in range(4):
         size, start = read_length(fields, at)
         at = start + size
-        if size > ABOUT_TEXT_BYTES or at > len(fields):
+        if size > ABOUT_TEXT_BYTES + cut or at > len(fields) + cut:
             raise CorruptRecord("a text in the record in Redis is too long")
         texts.append(fields[start:at].decode("utf-8", "surrogatepass"))
-    if at != len(fields):
+    if at != len(fields) + cut:
         raise CorruptRecord("the texts in the record in Redis end in the wrong place")
     tenant, principal, method, operation = texts
     method, trace = method_and_trace(method)
