@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, Inspector, TextClause, bindparam, inspect, text
+from sqlalchemy import Connection, TextClause, bindparam, text
 from sqlalchemy.engine.interfaces import Dialect as EngineDialect
 from sqlalchemy.exc import StatementError
 
-from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, kind_of
+from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, kind_of
 
 PATH: Final = "flask_idempotency_path"
 """The entry of a connection's `info` with the schemas of its search path, as the application's connect listeners left it."""
@@ -92,28 +92,6 @@ def prefix(connection: Connection) -> str:
 def named(connection: Connection, sql: str) -> TextClause:
     """Return this SQL with the schema of our tables for each `{schema}`."""
     return text(sql.replace("{schema}", prefix(connection)))
-
-
-class Catalogue:
-    """What the database's catalogue knows of our tables."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._inspector: Inspector = inspect(connection)
-        self._schema = schema_of(connection)
-
-    def has_table(self, name: str) -> bool:
-        return self._inspector.has_table(name, schema=self._schema)
-
-    def columns(self, table: str) -> set[str]:
-        return {column["name"] for column in self._inspector.get_columns(table, schema=self._schema)}
-
-    def indexes(self, table: str) -> set[str | None]:
-        return {index["name"] for index in self._inspector.get_indexes(table, schema=self._schema)}
-
-    def has_sequence(self, name: str) -> bool:
-        """Return True if the sequence is there, or if this kind of database needs none."""
-        other = self._inspector.dialect.name != POSTGRESQL
-        return other or self._inspector.has_sequence(name, schema=self._schema)
 
 
 class NamedConnection:

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT
+from sqlalchemy.engine.reflection import ObjectKind
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, SUPPORTED
-from flask_idempotency.stores.sql.naming import Catalogue, named, prefix
+from flask_idempotency.stores.sql.naming import named, prefix, schema_of
 
 # What a `MetaData` cannot say, for applications that make the tables with `create_all`, and for upgrades.
 STORAGE: Final = {
@@ -548,17 +549,21 @@ RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != outbox.
 
 def lacks(connection: sa.Connection, names: Collection[str] = RECORD_TABLES) -> SchemaGaps:
     """Return what the database lacks of these tables. Compare names in the catalogue only, not types or predicates."""
-    catalogue = Catalogue(connection)
-    tables = tuple(name for name in names if not catalogue.has_table(name))
-    there = tuple(name for name in names if name not in tables)
+    inspector, home = sa.inspect(connection), schema_of(connection)
+    # Of all tables at once: their columns, and their indexes.
+    known = inspector.get_multi_columns(home, list(names), ObjectKind.ANY)
+    indexed = inspector.get_multi_indexes(home, list(names), ObjectKind.ANY)
+    there = [name for name in names if (home, name) in known]
+    tables = tuple(name for name in names if name not in there)
     columns: list[str] = []
     indexes: list[str] = []
     for name in there:
-        table, known, indexed = metadata.tables[name], catalogue.columns(name), catalogue.indexes(name)
-        columns += [str(each) for each in table.columns if each.name not in known]
-        indexes += sorted(str(each.name) for each in table.indexes if each.name not in indexed)
+        table, present = metadata.tables[name], {each["name"] for each in known[home, name]}
+        columns += [str(each) for each in table.columns if each.name not in present]
+        found = {each["name"] for each in indexed.get((home, name), ())}
+        indexes += sorted(str(each.name) for each in table.indexes if each.name not in found)
     postgresql, numbered = connection.dialect.name == POSTGRESQL, fence_numbers.name in names
-    sequences = () if not numbered or catalogue.has_sequence(FENCES) else (FENCES,)
+    sequences = (FENCES,) if postgresql and numbered and not inspector.has_sequence(FENCES, schema=home) else ()
     seed = store = storage = False
     if postgresql and numbered and not (tables or sequences):
         # The others have no sequence of ours: the store takes each fence from the clock if that is ahead.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
@@ -16,7 +16,7 @@ from flask_idempotency.stores.sql.admin import janitor, schema_check
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, kind_of
-from flask_idempotency.stores.sql.naming import Catalogue, named
+from flask_idempotency.stores.sql.naming import named, schema_of
 from flask_idempotency.stores.sql.statements import server_time
 
 Said: TypeAlias = tuple[Verdict, *tuple[str, ...]]
@@ -70,7 +70,7 @@ def schema(connection: Connection) -> Said:
 
 def indexes(connection: Connection) -> Said:
     """Check that each index exists, and that queries can use it."""
-    if not Catalogue(connection).has_table(declared.records.name):
+    if not inspect(connection).has_table(declared.records.name, schema=schema_of(connection)):
         return Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says."
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -16,7 +16,7 @@ from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import raise_sequence, write_version
 from flask_idempotency.stores.sql.migrations.additions import add_facts, add_parts, comment
 from flask_idempotency.stores.sql.mysql import IN_CLUSTER, has_sequences, is_on
-from flask_idempotency.stores.sql.naming import Catalogue, find, named
+from flask_idempotency.stores.sql.naming import find, named, schema_of
 
 LOCK_MS: Final = 2000
 """How long an upgrade waits for a table. Claims queue behind it and give up after five seconds, so it gives up well before."""
@@ -205,7 +205,7 @@ def upgrade_outbox(engine: Engine) -> list[str]:
 
 def version(connection: Connection) -> int:
     """Return the last step that ran in this database. It is 0 before the first, or if other tools created the tables."""
-    if not Catalogue(connection).has_table("idempotency_meta"):
+    if not inspect(connection).has_table("idempotency_meta", schema=schema_of(connection)):
         return 0
     reached = connection.scalar(named(connection, _READ_VERSION))
     return reached if isinstance(reached, int) else 0
