@@ -57,7 +57,12 @@ _kept: list[object] = []
 
 
 def leave_to_parent(engine: Engine) -> None:
-    """Give this engine a new pool in a forked child. Inherited connections that are checked out become invalid."""
+    """Give this engine a new pool in a forked child. Inherited connections that are checked out become invalid.
+
+    SQLite in memory has no file to share: the child has a copy of it, and only in this connection.
+    """
+    if engines.names_memory(engine.url):
+        return
     pool = engine.pool
     _kept.append(pool)
     engine.dispose(close=False)
@@ -339,17 +344,20 @@ class Database:
                         ) from None
                     _give_up(error)
                 failed = error
-                tries = MYSQL_TRIES if self.dialect.name == MYSQL else TRIES
-                if tried == tries:
+                if not self._tries_again(tried):
                     break
-                if tries == MYSQL_TRIES:
-                    # Longer from try to try.
-                    time.sleep(random.uniform(0, tried * PAUSE_SECONDS / MYSQL_TRIES))  # noqa: S311 - it is no secret
             except SQLAlchemyError as error:
                 _give_up(error)
         raise StoreUnavailable(
             f"the database refused {tried} tries, each for a conflict with another worker"
         ) from failed
+
+    def _tries_again(self, tried: int) -> bool:
+        """Return True if there is another try after so many. On MySQL, pause before it, longer from try to try."""
+        if self.dialect.name != MYSQL:
+            return tried < TRIES
+        time.sleep(random.uniform(0, tried * PAUSE_SECONDS / MYSQL_TRIES))  # noqa: S311 - it is no secret
+        return tried < MYSQL_TRIES
 
     def _within(
         self,
@@ -434,7 +442,7 @@ class Database:
         self.tenant_lock.after_fork()
         self._opens_in_child = self._engines is None
         for engine in self._used():
-            _renew(engine)
+            leave_to_parent(engine)
 
     def _used(self) -> list[Engine]:
         """Return all engines that are known by now, once each."""
@@ -451,17 +459,11 @@ class Database:
                         self._bind, self.numbers, driver_cursor=self._driver_cursor, joining=self.joining
                     )
                     if self._opens_in_child and opened.base not in self._shared():
-                        _renew(opened.base)
+                        leave_to_parent(opened.base)
                     if self._on_open is not None:
                         self._on_open(opened.base)
                     self._engines = opened
         return self._engines
-
-
-def _renew(engine: Engine) -> None:
-    # SQLite in memory has no file to share: the child has a copy of it, and only in this connection.
-    if not engines.names_memory(engine.url):
-        leave_to_parent(engine)
 
 
 _BEGIN: Final = {POSTGRESQL: "BEGIN ISOLATION LEVEL READ COMMITTED", SQLITE: "BEGIN IMMEDIATE"}

@@ -314,6 +314,7 @@ PREPARE_AFTER: Final = 5
 _PREPARED: Final = "SELECT name FROM pg_prepared_statements"
 
 
+@dataclass(eq=False)
 class Preparing:
     """A listener that lets psycopg prepare what repeats where the next statement reaches the same names.
 
@@ -321,12 +322,12 @@ class Preparing:
     one would send a name to another server connection, which does not know it, or knows another client's by it.
     """
 
-    def __init__(self, *, from_url: bool) -> None:
-        self._from_url = from_url
-        self.works = True
-        """False once a server did not know a name: then no later connection prepares anything."""
-        self.direct: bool = True
-        """False if the last connection led to a pooler. Its sessions keep outdated statements."""
+    from_url: bool
+    """Whether the store's own URL made the engine. The application's own Engine keeps its setting."""
+    works: bool = True
+    """False once a server did not know a name: then no later connection prepares anything."""
+    direct: bool = True
+    """False if the last connection led to a pooler. Its sessions keep outdated statements."""
 
     def __call__(self, connection: Any, record: object) -> None:
         # No other client's statement has one of our names.
@@ -337,7 +338,7 @@ class Preparing:
         cursor = connection.cursor()
         cursor.execute("SELECT pg_backend_pid()")
         self.direct = direct = cursor.fetchone()[0] == connection.info.backend_pid
-        if self._from_url and (direct or _are_carried(connection)):
+        if self.from_url and (direct or _are_carried(connection)):
             connection.prepare_threshold = PREPARE_AFTER
         if direct and connection.prepare_threshold is not None:
             # Otherwise a plan from when a table was empty reads the whole table, until the server has analyzed it. Before 18

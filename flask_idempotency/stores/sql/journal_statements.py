@@ -189,17 +189,7 @@ def resume(dialect: Dialect) -> Any:
 
 def give_up(dialect: Dialect) -> Any:
     """Quarantine a paused or abandoned record with an effect, if it is as seen. Skip a locked row, but not on SQLite."""
-    horizon = bigint("my_horizon")
-    seen = sa.and_(
-        is_mine(),
-        _r.state == word(schema.PROCESSING),
-        statements.is_as_met(),
-        _r.on_expiry == word(schema.TAKEOVER),
-        _r.steps > ZERO,
-        _r.lease_expires_at <= horizon,
-        _r.lease_expires_at <= dialect.now,
-    )
-    return statements.unlocked(dialect, seen, statements.quarantined(dialect, word(NEVER_RESUMED)))
+    return statements.lapsed_as_met(dialect, schema.TAKEOVER, NEVER_RESUMED, _r.steps > ZERO)
 
 
 def release(dialect: Dialect) -> Any:

@@ -25,15 +25,9 @@ from flask_idempotency.engine.journal import (
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql import journal_statements as statements
-from flask_idempotency.stores.sql.completion import (
-    CompletionWriter,
-    SqlCompleting,
-    answer_of,
-    as_seen,
-    is_sealed,
-    refuse_sealed,
-)
+from flask_idempotency.stores.sql.completion import CompletionWriter, SqlCompleting
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, in_microseconds, made
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
@@ -65,17 +59,6 @@ def parameters_of(
         "my_steps": writing.steps,
         "lease": microseconds(lease),
         "now": now,
-    }
-
-
-def _of_life(parameters: Mapping[str, Any], held: Any) -> dict[str, Any]:
-    """Add to these parameters what the rows of steps take from their record, as `hold` and `resume` return it."""
-    return {
-        **parameters,
-        "my_tenant_id": held.tenant_id,
-        "my_requested_at": held.requested_at,
-        "my_attempt": held.attempt,
-        "my_moment": held.now,
     }
 
 
@@ -143,7 +126,7 @@ class SqlJournals(SqlCompleting):
         self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
     ) -> None:
         parameters = {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self._now()}
-        given = {**parameters, **answer_of(key, payload, keep, remember)}
+        given = {**parameters, **completion.answer_of(key, payload, keep, remember)}
         self._database.send(self._completing().complete, given, True)
 
     def read(self, key: StorageKey) -> Journal:
@@ -153,9 +136,8 @@ class SqlJournals(SqlCompleting):
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
         if not journal.complete or not journal.entries:
             return False
-        dialect = self._database.dialect
         parameters = {
-            **as_seen(seen),
+            **completion.as_seen(seen),
             "my_token": token,
             "my_fence": journal.fence,
             "seen_write": journal.write,
@@ -170,14 +152,7 @@ class SqlJournals(SqlCompleting):
                 if held is None:
                     found = self._send(connection, statements.why_not_held, parameters).one_or_none()
                     return found is not None and bool(found.token == token)
-                self.refuse_without_keys(connection, parameters, writing.enter)
-                of_life = _of_life(parameters, held)
-                for step in writing.withdraw:
-                    withdraw = made(statements.withdraw, dialect, settles=True)
-                    connection.execute(withdraw, {**of_life, "my_step_id": step})
-                for number, entry in enumerate(writing.enter):
-                    settle = made(statements.enter, dialect, _form(entry), settles=True)
-                    connection.execute(settle, {**of_life, **entered(entry, journal.write + 1, number)})
+                self._fill(connection, parameters, held, writing, journal.write + 1, settles=True)
             return True
 
         return self._database.run(resume)
@@ -185,7 +160,7 @@ class SqlJournals(SqlCompleting):
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
         if seen.record.state is not State.PROCESSING:
             return False
-        given = {**as_seen(seen), "my_horizon": in_microseconds(horizon)}
+        given = {**completion.as_seen(seen), "my_horizon": in_microseconds(horizon)}
         return self._row(statements.give_up, **given) is not None
 
     def walk(
@@ -204,13 +179,13 @@ class SqlJournals(SqlCompleting):
             **_stored(new, "my"),
             **_stored(old, "seen"),
         }
-        sealed = is_sealed(parameters)
+        sealed = completion.is_sealed(parameters)
 
         def replace(connection: Connection) -> bool:
             replaced = connection.execute(made(statements.replace, dialect, sealed=sealed), parameters).one_or_none()
             if replaced is not None or not sealed:
                 return replaced is not None
-            refuse_sealed(self._send(connection, statements.why_not_replaced, parameters).one_or_none())
+            completion.refuse_sealed(self._send(connection, statements.why_not_replaced, parameters).one_or_none())
             return False
 
         return self._database.run(replace)
@@ -245,8 +220,9 @@ class SqlJournals(SqlCompleting):
         `parameters` come from `parameters_of`. Without a transaction, call it only if `is_one_statement`. Raises
         `DataKeyMissing` if that was the reason; the caller rolls back.
         """
-        dialect, opens, forms = self._database.dialect, not writing.in_doubt, tuple(map(_form, writing.enter))
+        dialect, opens = self._database.dialect, not writing.in_doubt
         if self.is_one_statement(writing):
+            forms = tuple(map(_form, writing.enter))
             given: dict[str, Any] = {"my_data_key_number": next(iter(_numbers(writing.enter)), None), **parameters}
             for number, entry in enumerate(writing.enter):
                 given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
@@ -256,14 +232,35 @@ class SqlJournals(SqlCompleting):
         held = connection.execute(made(statements.hold, dialect, opens=opens), parameters).one_or_none()
         if held is None:
             return False
-        self.refuse_without_keys(connection, parameters, writing.enter)
-        of_life = _of_life(parameters, held)
-        for step in writing.withdraw:
-            connection.execute(made(statements.withdraw, dialect), {**of_life, "my_step_id": step})
-        for number, (entry, form) in enumerate(zip(writing.enter, forms, strict=True)):
-            given = {**of_life, **entered(entry, parameters["my_write"], number)}
-            connection.execute(made(statements.enter, dialect, form), given)
+        self._fill(connection, parameters, held, writing, parameters["my_write"])
         return True
+
+    def _fill(
+        self,
+        connection: SessionConnection,
+        parameters: dict[str, Any],
+        held: Any,
+        writing: JournalWrite,
+        number: int,
+        *,
+        settles: bool = False,
+    ) -> None:
+        """Withdraw and enter the steps of this write of a record, as `hold` or `resume` has returned it."""
+        self.refuse_without_keys(connection, parameters, writing.enter)
+        dialect = self._database.dialect
+        of_life = {
+            **parameters,
+            "my_tenant_id": held.tenant_id,
+            "my_requested_at": held.requested_at,
+            "my_attempt": held.attempt,
+            "my_moment": held.now,
+        }
+        for step in writing.withdraw:
+            withdraw = made(statements.withdraw, dialect, settles=settles)
+            connection.execute(withdraw, {**of_life, "my_step_id": step})
+        for place, entry in enumerate(writing.enter):
+            enter = made(statements.enter, dialect, _form(entry), settles=settles)
+            connection.execute(enter, {**of_life, **entered(entry, number, place)})
 
     def is_one_statement(self, writing: JournalWrite) -> bool:
         """Return True if PostgreSQL does this in one statement.

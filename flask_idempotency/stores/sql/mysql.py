@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -87,16 +88,14 @@ def has_sequences(version: str, *, in_cluster: bool) -> bool:
     return "mariadb" in version.lower() and not in_cluster
 
 
+@dataclass(eq=False)
 class Numbers:
     """Where the fences of a store come from. A server may join a Galera cluster or leave it while the store is in use."""
 
-    __slots__ = ("due", "raised")
-
-    def __init__(self) -> None:
-        self.raised: bool = False
-        """True once the sequence is above all fences. Before that, and in a cluster, they come from a row."""
-        self.due: bool = False
-        """True if the next claim must prepare the database again, because its server has left a cluster."""
+    raised: bool = False
+    """True once the sequence is above all fences. Before that, and in a cluster, they come from a row."""
+    due: bool = False
+    """True if the next claim must prepare the database again, because its server has left a cluster."""
 
     def prepare(self, connection: Any, record: Any) -> None:
         """Set up a new connection for records, and note whether its server has a sequence. Raise `ConfigurationError` if it

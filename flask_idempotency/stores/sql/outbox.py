@@ -198,10 +198,9 @@ class OutboxTable(SqlCapability):
         except StatementError as error:
             error.hide_parameters = True
             if tables := forbidden(error, self._database.schema):
-                remedy_text = lacks_grants(role_of(connection), tables)
-                raise ConfigurationError(f"{remedy_text[0].upper()}{remedy_text[1:]}.") from None
-            remedy = explained(error)
-            if isinstance(remedy, ConfigurationError):
+                remedy = lacks_grants(role_of(connection), tables)
+                raise ConfigurationError(f"{remedy[0].upper()}{remedy[1:]}.") from None
+            if isinstance(explained(error), ConfigurationError):
                 raise ConfigurationError(
                     f"The database has no table {schema.outbox.name}, or an old one: {UPGRADE}."
                 ) from None

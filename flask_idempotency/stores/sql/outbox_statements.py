@@ -350,7 +350,7 @@ def counts(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages that wait, those that are dead, and how long the oldest has been due."""
     now = dialect.now
     due_at = sa.case((sa.and_(_o.dead == ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
-    dead = sa.func.coalesce(sa.func.sum(sa.case((_o.dead == ZERO, ZERO), else_=ONE)), ZERO)
+    dead = sa.func.coalesce(_DEAD, ZERO)
     return sa.select(
         (sa.func.count() - dead).label("waiting"), dead.label("dead"), (now - sa.func.min(due_at)).label("oldest")
     ).where(_o.published_at.is_(None), _is_ours())
@@ -398,19 +398,19 @@ def rows(dialect: Dialect) -> sa.Select[Any]:
 def topics(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages of each topic that are not sent: dead ones, and those whose last attempt failed."""
     is_failing = sa.and_(_o.dead == ZERO, _o.error.is_not(None))
-    return (
-        sa.select(
-            _text(dialect, _o.topic),
-            sa.func.count().label("messages"),
-            sa.func.sum(sa.case((_o.dead == ZERO, ZERO), else_=ONE)).label("dead"),
-            sa.func.sum(sa.case((is_failing, ONE), else_=ZERO)).label("failing"),
-            (dialect.now - sa.func.min(_sane(dialect, _o.created_at))).label("oldest"),
-            _text(dialect, sa.func.min(_o.error), "error"),
-        )
-        .where(_o.published_at.is_(None), _is_ours())
-        .group_by(_o.topic)
-        .order_by(_o.topic)
-    )
+    failing = sa.func.sum(sa.case((is_failing, ONE), else_=ZERO)).label("failing")
+    return _by_topic(dialect, _DEAD.label("dead"), failing).where(_o.published_at.is_(None), _is_ours())
+
+
+def _by_topic(dialect: Dialect, *counts: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """Select how many messages each topic has, these counts, the age of the oldest, and one of the errors."""
+    oldest: sa.ColumnElement[Any] = (dialect.now - sa.func.min(_sane(dialect, _o.created_at))).label("oldest")
+    columns = _text(dialect, _o.topic), sa.func.count().label("messages"), *counts, oldest
+    shown = sa.select(*columns, _text(dialect, sa.func.min(_o.error), "error"))
+    return shown.group_by(_o.topic).order_by(_o.topic)
+
+
+_DEAD: Final = sa.func.sum(sa.case((_o.dead == ZERO, ZERO), else_=ONE))
 
 
 def failing(dialect: Dialect) -> sa.Select[Any]:
@@ -420,24 +420,8 @@ def failing(dialect: Dialect) -> sa.Select[Any]:
     # A message may be published long before it is due, so one failed attempt counts a minute after it. The pause was a second.
     second = sa.literal_column("1000000", sa.BigInteger)
     last = sa.or_(_o.attempts > ONE, now - _sane(dialect, _due(_o)) + second > since)
-    return (
-        sa.select(
-            _text(dialect, _o.topic),
-            sa.func.count().label("messages"),
-            (now - sa.func.min(published)).label("oldest"),
-            _text(dialect, sa.func.min(_o.error), "error"),
-        )
-        .where(
-            _o.published_at.is_(None),
-            _o.dead == ZERO,
-            _o.error.is_not(None),
-            _is_ours(),
-            now - published > since,
-            last,
-        )
-        .group_by(_o.topic)
-        .order_by(_o.topic)
-    )
+    is_failing = _o.published_at.is_(None), _o.dead == ZERO, _o.error.is_not(None)
+    return _by_topic(dialect).where(*is_failing, _is_ours(), now - published > since, last)
 
 
 def retry(dialect: Dialect) -> Any:

@@ -8,7 +8,6 @@ test passes one. Durations and times are microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -135,8 +134,12 @@ def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update
     return _of_free(dialect, sa.and_(*seen), condition)
 
 
-def unlocked(dialect: Dialect, seen: sa.ColumnElement[bool], values: Mapping[str, Any]) -> Any:
-    """Change one record that matches, and return a row if it did. Skip a locked row, but not on SQLite."""
+def lapsed_as_met(dialect: Dialect, rule: str, reason: str, *conditions: sa.ColumnElement[bool]) -> Any:
+    """Quarantine a claim whose lease has expired, if it is as seen and has this rule. Skip a locked row, but not on SQLite."""
+    over = _r.lease_expires_at <= bigint("my_horizon"), _r.lease_expires_at <= dialect.now
+    running = is_mine(), _r.state == word(schema.PROCESSING), is_as_met()
+    seen = sa.and_(*running, _r.on_expiry == word(rule), *conditions, *over)
+    values = quarantined(dialect, word(reason))
     if not dialect.returns:
         some = sa.select(_r.record_id).where(seen)
         return of_chosen(dialect, some, lambda these: sa.update(schema.records).where(these, seen).values(values))

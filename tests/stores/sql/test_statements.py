@@ -74,12 +74,12 @@ PARTS = {
     "is_absent",
     "is_answer",
     "is_in",
+    "lapsed_as_met",
     "may_be_sealed",
     "others_update",
     "owners",
     "quarantined",
     "regranted",
-    "unlocked",
 }
 """What several statements share."""
 Made: TypeAlias = Callable[..., Any]

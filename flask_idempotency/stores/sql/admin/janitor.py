@@ -233,15 +233,10 @@ class SqlRecovery(completion.SqlCompleting):
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
-        pauses = {"least": microseconds(least), "most": microseconds(most)}
-        parameters: dict[str, Any] = {
-            "my_horizon": in_microseconds(horizon),
-            "my_limit": limit,
-            "my_owner": owner,
-            **pauses,
-        }
+        pauses: dict[str, Any] = {"least": microseconds(least), "most": microseconds(most)}
+        given: dict[str, Any] = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "my_owner": owner}
         while True:
-            rows = self._rows(next_for_resolver, owner is not None, **parameters)
+            rows = self._rows(next_for_resolver, owner is not None, **given, **pauses)
             found = readable(rows, _seen_record)
             # Unreadable records have had their turn, too, so the next round returns other records.
             if found or len(rows) < limit:
@@ -369,14 +364,7 @@ def expired_leases(dialect: Dialect) -> sa.Select[Any]:
 def quarantine_expired(dialect: Dialect) -> Any:
     """Quarantine a claim whose lease has expired, if it is as seen and its policy says so. Skip a locked row, but not on
     SQLite: its worker is still there, or another janitor does the same."""
-    seen = sa.and_(
-        is_mine(),
-        _r.state == word(schema.PROCESSING),
-        statements.is_as_met(),
-        _r.on_expiry == word(schema.QUARANTINE),
-        *_is_due(dialect, _r.lease_expires_at),
-    )
-    return statements.unlocked(dialect, seen, statements.quarantined(dialect, word(statements.LEASE_EXPIRED)))
+    return statements.lapsed_as_met(dialect, schema.QUARANTINE, statements.LEASE_EXPIRED)
 
 
 def next_for_resolver(dialect: Dialect, one_owner: bool = False) -> Any:

@@ -6,10 +6,10 @@ new writers wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import Connection, Table, inspect
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, SetColumnComment, SetTableComment
 
 from flask_idempotency.stores.sql import schema
@@ -82,24 +82,19 @@ _SEQUENCE: Final = (
 """Conditions, and the statements to run if they are true: these lock even if they change nothing."""
 
 
-_COMMENTS: Final = text(
-    "SELECT NULL AS name, obj_description(oid, 'pg_class') AS words FROM pg_class WHERE oid = to_regclass(:name)"
-    " UNION ALL SELECT attname::text, col_description(attrelid, attnum) FROM pg_attribute"
-    " WHERE attrelid = to_regclass(:name)"
-)
-
-
-def comment(connection: Connection, tables: Iterable[Table]) -> None:
+def comment(connection: Connection, tables: Collection[Table]) -> None:
     """Give tables and columns the comments of this release. SQLite keeps none.
 
     Change only those that differ: a change locks the table.
     """
     if connection.dialect.name != POSTGRESQL:
         return
+    inspector, names = inspect(connection), [table.name for table in tables]
+    comments, columns = inspector.get_multi_table_comment(None, names), inspector.get_multi_columns(None, names)
     for table in tables:
-        for name, words in connection.execute(_COMMENTS, {"name": table.name}).all():
-            if name is None:
-                if words != table.comment:
-                    connection.execute(SetTableComment(table))
-            elif name in table.columns and table.columns[name].comment not in (None, words):
-                connection.execute(SetColumnComment(table.columns[name]))
+        if comments[None, table.name]["text"] != table.comment:
+            connection.execute(SetTableComment(table))
+        for found in columns[None, table.name]:
+            column = table.columns.get(found["name"])
+            if column is not None and column.comment not in (None, found["comment"]):
+                connection.execute(SetColumnComment(column))

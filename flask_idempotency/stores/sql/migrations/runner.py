@@ -241,12 +241,7 @@ def lacks_sequence(connection: Connection) -> bool:
     number = str(connection.exec_driver_sql("SELECT version()").scalar_one())
     if not has_sequences(number, in_cluster=is_on(connection.exec_driver_sql(IN_CLUSTER).first())):
         return False
-    return not connection.scalar(_SEQUENCES, {"name": schema.FENCES})
-
-
-_SEQUENCES: Final = text(
-    "SELECT count(*) FROM information_schema.tables WHERE table_schema = database() AND table_name = :name"
-)
+    return not inspect(connection).has_sequence(schema.FENCES)
 
 
 def _steps_for(connection: Connection) -> list[str]:

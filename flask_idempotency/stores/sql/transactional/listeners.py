@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -87,16 +88,14 @@ _LOCKED: Final = "flask_idempotency_locked"
 a transaction begins."""
 
 
+@dataclass(slots=True)
 class _Seen:
     """What the listeners saw of one transaction."""
 
-    __slots__ = ("changes", "wrote")
-
-    def __init__(self, changes: int) -> None:
-        self.changes = changes
-        """How many rows the connection had changed when it began. A cursor of the driver has no listener."""
-        self.wrote = False
-        """Whether a statement that may write was sent."""
+    changes: int
+    """How many rows the connection had changed when it began. A cursor of the driver has no listener."""
+    wrote: bool = False
+    """Whether a statement that may write was sent."""
 
 
 def joined_here() -> JoinedSession | None:
@@ -213,9 +212,8 @@ def _changes(connection: Connection) -> int:
     return getattr(connection.connection.dbapi_connection, "total_changes", 0)
 
 
-_UNKNOWN: Final = _Seen(0)
+_UNKNOWN: Final = _Seen(0, wrote=True)
 """What a transaction did that began before the listeners were there: assume all."""
-_UNKNOWN.wrote = True
 
 
 def hears_statements(connection: Connection) -> bool:
