@@ -115,19 +115,16 @@ class Call:
 
     def run(self) -> None:
         """Send. An adapter may fail in any way: then every message is sent again."""
-        found: Sequence[Exception | None]
+        number = len(self.messages)
         try:
             with self.context():
-                found = list(self.batch.route.adapter.send(list(self.messages)))
-            if len(found) != len(self.messages) or not all(
-                each is None or isinstance(each, Exception) for each in found
-            ):
+                self.results = list(self.batch.route.adapter.send(list(self.messages)))
+            if len(self.results) != number or not all(e is None or isinstance(e, Exception) for e in self.results):
                 raise TypeError("an adapter returns None or an exception for each message")
         except Exception as error:  # noqa: BLE001 - an application's adapter may raise anything
-            found = [error] * len(self.messages)
+            self.results = [error] * number
         except BaseException as error:  # noqa: BLE001 - the relay's own thread raises it
-            self.interrupted, found = error, [NotTried()] * len(self.messages)
-        self.results = found
+            self.interrupted, self.results = error, [NotTried()] * number
 
 
 class Threads:
@@ -200,8 +197,6 @@ class Pass:
     route: Route
     left: deque[StoredMessage]
     began: float
-    lanes: dict[bytes | int, float] = field(default_factory=dict)
-    """The lanes of the calls that are under way, and when each began."""
     barred: set[bytes | int] = field(default_factory=set)
     """The lanes whose first message was not sent. The rest is given back."""
     receivers: dict[int, Receiver] = field(default_factory=dict)
@@ -379,7 +374,9 @@ class Relay:
             self._passes.remove(one)
             self.queue.release(one.holder, [each.seq for each in one.left])
             return
-        route, lanes = one.route, set(one.lanes)
+        route = one.route
+        under_way = {lane_of(each): call.began for call in self._under_way if call.batch is one for each in call.chosen}
+        lanes = set(under_way)
         size = 1 if route.receiver_of is not None else route.batch
         # Before each call of an adapter: a tenant may be erased at any time.
         opened = self.opener()
@@ -390,7 +387,7 @@ class Relay:
         for _ in range(len(one.left)):
             each = one.left.popleft()
             lane = lane_of(each)
-            if now - one.lanes.get(lane, now) >= SLOW_SECONDS:
+            if now - under_way.get(lane, now) >= SLOW_SECONDS:
                 one.barred.add(lane)
             if lane in one.barred:
                 back.append(each.seq)
@@ -455,7 +452,6 @@ class Relay:
         chosen, messages = [stored for stored, _ in batch], [message for _, message in batch]
         receiver = None if one.route.receiver_of is None else receiver
         call = Call(one, chosen, messages, receiver, now, self.context)
-        one.lanes |= {lane_of(each): now for each in chosen}
         if receiver is not None:
             receiver.calls.append(now)
         self._began[one.route.pattern] = now
@@ -470,8 +466,6 @@ class Relay:
         self._under_way.remove(call)
         if call.receiver is not None:
             call.receiver.ended(call.began, self.monotonic(), max(1, call.batch.route.parallel // SHARE))
-        for each in call.chosen:
-            call.batch.lanes.pop(lane_of(each), None)
         self._end(call.batch, call.chosen, call.results, counts)
         if call.interrupted is not None:
             raise call.interrupted

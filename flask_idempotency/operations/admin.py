@@ -183,17 +183,17 @@ def memory_status(memory: DataLossDetector) -> DataLossReport:
 
 
 def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
-    if expected is not None and standing.store_id != expected:
-        found = None if standing.store_id is None else printable(standing.store_id)
-        it_is = "Its parts are of several stores" if found is None else f"It is the store {found}"
+    text, store_id = (
+        "Its keys are laid out for another IDEMPOTENCY_TENANT_SHARDS, or for another release.",
+        standing.store_id,
+    )
+    if expected is not None and store_id != expected:
+        it_is = "Its parts are of several stores" if store_id is None else f"It is the store {printable(store_id)}"
         text = f"{it_is}, and IDEMPOTENCY_STORE_ID names {expected}."
-    else:
-        text = "Its keys are laid out for another IDEMPOTENCY_TENANT_SHARDS, or for another release."
-    remedy = (
+    return text, (
         "Point IDEMPOTENCY_STORE to the right Redis; or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS as they were "
         "when this one was initialised. There is nothing to acknowledge."
     )
-    return text, remedy
 
 
 def _missing(standing: DataLossStatus) -> tuple[str, str]:
