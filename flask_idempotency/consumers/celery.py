@@ -27,17 +27,9 @@ from kombu.utils.json import dumps, loads
 
 from flask_idempotency.activity import add_the_last
 from flask_idempotency.assembly import Services, engines_made
+from flask_idempotency.consumers import celery_messages as messages
 from flask_idempotency.consumers import interrupts, verdicts
-from flask_idempotency.consumers.celery_messages import (
-    AnyTask,
-    Argument,
-    Arguments,
-    derive_link_ids,
-    given_back,
-    has_all_been_sent,
-    send_again,
-    visibility_timeout,
-)
+from flask_idempotency.consumers.celery_messages import AnyTask, Argument, Arguments
 from flask_idempotency.consumers.inbox import Inbox, drain, drain_at_exit
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.ending import commits_rows_here, work_here
@@ -209,12 +201,12 @@ class _Body:
                     case verdicts.Processed(replayed=False):
                         if ended:
                             raise ended[0]
-                        derive_link_ids(request)
+                        messages.derive_link_ids(request)
                         return verdict.value
                     case verdicts.Processed():
                         return self._replay(task, verdict)
                     case verdicts.Later():
-                        send_again(task, verdict, sent, eager=_lock_held(task, verdict))
+                        messages.send_again(task, verdict, sent, eager=_lock_held(task, verdict))
                     case verdicts.Dead("too-many-attempts"):
                         raise verdicts.TooManyAttempts(
                             f"{self.name}: too many workers vanished at this message, so no further one runs it."
@@ -239,14 +231,14 @@ class _Body:
         """Return the stored value, so that the result, links, chains and chords go on as they would have."""
         if verdict.value == IGNORED:
             raise Ignore("an earlier run of this message ended with Ignore")
-        if has_all_been_sent(task):
+        if messages.has_all_been_sent(task):
             raise Ignore("an earlier run of this message has stored its result")
         if not verdict.kept:
             raise verdicts.ResultNotKept(
                 f"{self.name}: this message was done, and its value was not kept: it is too large (max_result), nothing that "
                 "Celery's JSON carries, or erased. Let the task return None, or the id of what it made."
             )
-        derive_link_ids(task.request)
+        messages.derive_link_ids(task.request)
         return verdict.value
 
 
@@ -323,7 +315,7 @@ def _application_context(task: AnyTask) -> AbstractContextManager[object]:
         if task.acks_late and not task.request.is_eager:
             # As a failure it would be acknowledged, and lost to the worker that is started right.
             _log.error("%s The message goes back to the broker.", unserved)
-            raise given_back("no Flask application is known") from unserved
+            raise messages.given_back("no Flask application is known") from unserved
         raise unserved
     # An eager task may run within a request, whose session must not be committed with the task.
     eager = task.request.is_eager or has_request_context()
@@ -527,7 +519,7 @@ class _Served:
                 text = "RabbitMQ does not confirm what is published: a message that is sent again may be lost."
                 yield _advice(text, 'Set broker_transport_options = {"confirm_publish": True}.')
             return
-        timeout = visibility_timeout(self.celery_app)
+        timeout = messages.visibility_timeout(self.celery_app)
         if timeout is None:
             return
         limits = {task.name: limit for task, _ in tasks if (limit := _time_limit(task)) is not None}

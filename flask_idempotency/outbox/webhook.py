@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -181,7 +181,15 @@ class Webhook:
         if self._allow is None:
             return _posted(client, url, content=body, headers=fields)
         host, reply = url.raw_host.decode("ascii").lower(), None
-        allowed = list(self._allowed(self._allow, host, url.port or (443 if url.scheme == "https" else 80)))
+        try:
+            port = url.port or (443 if url.scheme == "https" else 80)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise SendFailed("the name of the receiver has no address") from error
+        addresses = [ip_address(text) for text in dict.fromkeys(str(place[0]) for *_, place in found)]
+        # An IPv4 address in the form of IPv6 leads to that one.
+        plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+        allowed = [address for address in plain if self._allow(host, address)]
         # The name stays in the Host field, and in the certificate that is asked for.
         fields = httpx.Headers(fields)
         fields.setdefault("Host", url.netloc.decode("ascii"))
@@ -195,19 +203,6 @@ class Webhook:
         if reply is None:
             raise SendFailed("no address of the receiver is allowed")
         return reply
-
-    def _allowed(self, allow: Callable[[str, Address], bool], host: str, port: int) -> Iterator[Address]:
-        """Yield the addresses of this host that the application takes."""
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise SendFailed("the name of the receiver has no address") from error
-        for text in dict.fromkeys(str(place[0]) for *_, place in found):
-            address = ip_address(text)
-            # An IPv4 address in the form of IPv6 leads to that one.
-            address = getattr(address, "ipv4_mapped", None) or address
-            if allow(host, address):
-                yield address
 
     def _opened(self, receiver: object) -> httpx.Client:
         """Return a client for one attempt. No other attempt uses it at the same time, and no other receiver ever."""
