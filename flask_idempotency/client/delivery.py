@@ -215,7 +215,7 @@ class Delivery:
         self._attempts += not away
         wait = None
         if again and not (away and self._retries.attempts == 1):
-            wait = self._next(None, cost=LOST_REPLY_COST if sent else 0 if away else RETRY_COST, counts=not away)
+            wait = self._next(None, cost=LOST_REPLY_COST if sent else 0 if away else RETRY_COST)
         self._observe(error, wait)
         if wait is None:
             if self._doubt:
@@ -238,7 +238,7 @@ class Delivery:
             case Verdict.IN_FLIGHT:
                 self._doubt = True
                 pause = PAUSE_IN_FLIGHT if reading.retry_after is None else reading.retry_after
-                wait = self._next(pause, cost=0, counts=False)
+                wait = self._next(pause, cost=0)
             case Verdict.RETRY | Verdict.RETRY_UNDONE | Verdict.PAUSED:
                 self._attempts += 1
                 self._doubt = self._doubt or reading.verdict is not Verdict.RETRY_UNDONE
@@ -281,11 +281,11 @@ class Delivery:
             self._state = None
             self._end(errors.OutcomeUnknown, "Another call has sent the key too.", error.response, cause=error)
 
-    def _next(self, retry_after: float | None, *, cost: int, counts: bool = True) -> float | None:
-        """Return how long to wait for the next attempt, or None if there is none."""
-        if not self._repeatable or (counts and self._attempts >= self._retries.attempts):
+    def _next(self, retry_after: float | None, *, cost: int) -> float | None:
+        """Return how long to wait for the next attempt, or None if there is none. What costs nothing does not count as one."""
+        if not self._repeatable or (cost and self._attempts >= self._retries.attempts):
             return None
-        wait = self._retries.wait(self._waits, retry_after, growing=not counts and retry_after is None)
+        wait = self._retries.wait(self._waits, retry_after, growing=not cost and retry_after is None)
         if wait >= self.remaining or not self._rules.take(cost):
             return None
         self._waits += 1
