@@ -26,14 +26,13 @@ from flask import Flask, current_app, has_app_context, has_request_context
 from kombu.utils.json import dumps, loads
 
 from flask_idempotency.activity import add_the_last
-from flask_idempotency.assembly import Services, engines_made
+from flask_idempotency.assembly import engines_made
 from flask_idempotency.consumers import celery_messages as messages
 from flask_idempotency.consumers import interrupts, verdicts
 from flask_idempotency.consumers.celery_messages import AnyTask, Argument, Arguments
 from flask_idempotency.consumers.inbox import Inbox, drain, drain_at_exit
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.ending import commits_rows_here, work_here
-from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import OnExpiry
@@ -413,17 +412,15 @@ class _Served:
     def register(self) -> None:
         """Take part in forks, `flask idempotency doctor` and the end of the process."""
         after_fork(self.after_fork)
-        state: Any = self.flask_app.extensions["idempotency"]
-        state.checks.append(self.findings)
-        if state.consumers is not None:
-            state.consumers.operations.discover(self.declare)
-        if self._engine is not None:
-            drain_at_exit(self._engine)
+        self._state.checks.append(self.findings)
+        self._state.consumers.operations.discover(self.declare)
+        if self._state.engine is not None:
+            drain_at_exit(self._state.engine)
 
     @property
-    def _engine(self) -> Engine | None:
-        engine: Engine | None = self.flask_app.extensions["idempotency"].engine
-        return engine
+    def _state(self) -> Any:
+        """What the extension keeps of the Flask application."""
+        return self.flask_app.extensions["idempotency"]
 
     def after_fork(self) -> None:
         """In a child: leave the parent's database connections alone, also those of the application's sessions.
@@ -431,7 +428,7 @@ class _Served:
         A store on the application's own database does so itself.
         """
         extension = self.flask_app.extensions.get("sqlalchemy")
-        engine = self._engine
+        engine = self._state.engine
         if extension is None or self._database is None or (engine is not None and engine.transactions is not None):
             return
         from flask_idempotency.stores.sql.engines import names_memory  # loaded with `database`
@@ -490,8 +487,7 @@ class _Served:
 
     def _store(self, tasks: Sequence[tuple[AnyTask, _Body]], worker: Any) -> Iterator[Finding]:
         """Yield a fault if the processes of the pool do not see each other's records."""
-        built: Services | None = self.flask_app.extensions["idempotency"].built
-        if not tasks or self._engine is None or built is None or not built.process_local:
+        if not tasks or self._state.engine is None or not self._state.built.process_local:
             return
         conf = self.celery_app.conf
         if worker is not None:

@@ -68,10 +68,9 @@ def services_of_current_app() -> ConsumerServices:
         raise ConfigurationError(
             "This inbox belongs to a Flask application. Process messages in its context: `with app.app_context():`."
         )
-    state = current_app.extensions.get("idempotency")
-    services: ConsumerServices | None = None if state is None else state.consumers
-    if services is None:
+    if (state := current_app.extensions.get("idempotency")) is None:
         raise ConfigurationError("Idempotency is not set up on the current application: call init_app first.")
+    services: ConsumerServices = state.consumers
     return services
 
 
