@@ -125,11 +125,7 @@ class _Gate:
         self._attempt = attempt
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._part, name)
-        return self._gated(name, found) if callable(found) else found
-
-    def _gated(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        attempt = self._attempt
+        call, attempt = getattr(self._part, name), self._attempt
 
         def gated(*args: Any, **kwargs: Any) -> Any:
             if attempt.dead:
@@ -145,7 +141,7 @@ class _Gate:
                 attempt.reach(CrashPoint(KEPT))
             return result
 
-        return gated
+        return gated if callable(call) else call
 
 
 class _Attempt:

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
 from flask_idempotency.engine.capabilities import Void
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.journal import Journal, Journals, JournalWrite
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
@@ -41,6 +41,8 @@ VARIABLE: Final = "IDEMPOTENCY_TEST_POINTS"
 
 Act: TypeAlias = Callable[[], object]
 
+WhatT = TypeVar("WhatT")
+
 _ACTION: Final = re.compile(r"(stop|kill) +(.+?)(?: +(\d+))?")
 
 
@@ -62,19 +64,30 @@ def stopped(pid: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Plan:
-    """Call `act` when the code reaches `point` for the `countdown`th time."""
+class _Planned(Generic[WhatT]):
+    """Something that is to happen at the `countdown`th pass of a name from now. None: of any name."""
 
-    point: str
-    act: Act
+    name: str | None
+    what: WhatT
     countdown: int
+
+
+def _due(plans: list[_Planned[WhatT]], passed: str) -> list[WhatT]:
+    """Note that this name is passed. Take out of the plans what is to happen now, and return it."""
+    due = []
+    for plan in [plan for plan in plans if plan.name in (None, passed)]:
+        plan.countdown -= 1
+        if plan.countdown == 0:
+            plans.remove(plan)
+            due.append(plan.what)
+    return due
 
 
 class Points:
     """Actions at named points of the code. The tested code calls `reach`; the test calls `at`, or sets a variable."""
 
     def __init__(self) -> None:
-        self._plans: list[_Plan] = []
+        self._plans: list[_Planned[Act]] = []
         self._lock = threading.Lock()
 
     @classmethod
@@ -95,25 +108,18 @@ class Points:
     def at(self, point: str, act: Act, *, nth: int = 1) -> None:
         """Call `act` once, when a thread reaches the point for the `nth` time from now, in that thread."""
         with self._lock:
-            self._plans.append(_Plan(point, act, nth))
+            self._plans.append(_Planned(point, act, nth))
 
     def reach(self, point: str) -> None:
         """Run the actions of this point. Their exceptions are raised here."""
-        for act in self._due(point):
-            act()
-
-    def _due(self, point: str) -> list[Act]:
         with self._lock:
-            due = []
-            for plan in [plan for plan in self._plans if plan.point == point]:
-                plan.countdown -= 1
-                if plan.countdown == 0:
-                    self._plans.remove(plan)
-                    due.append(plan.act)
-            return due
+            due = _due(self._plans, point)
+        for act in due:
+            act()
 
 
 ResultT = TypeVar("ResultT")
+Lost: TypeAlias = Literal["request", "reply"]
 Verb: TypeAlias = Literal[
     "claim",
     "renew",
@@ -138,15 +144,6 @@ class Call:
     token: bytes | None
 
 
-@dataclass(slots=True)
-class _Fault:
-    """Lose the request or the reply of the `countdown`th call of `verb`. None: of any verb."""
-
-    verb: Verb | None
-    countdown: int
-    lost: Literal["request", "reply"]
-
-
 class FaultyStore:
     """A store that passes calls to a real one, records them in `calls`, and loses the ones that you choose.
 
@@ -165,16 +162,16 @@ class FaultyStore:
         self.down = False
         self._store = store
         self.remembers: bool | None = getattr(store, "remembers", None)
-        self._faults: list[_Fault] = []
+        self._faults: list[_Planned[Lost]] = []
         self._lock = threading.Lock()
 
     def lose_request(self, verb: Verb | None = None, *, nth: int = 1) -> None:
         """Lose the request of the `nth` call from now (of this verb)."""
-        self._faults.append(_Fault(verb, nth, "request"))
+        self._faults.append(_Planned(verb, "request", nth))
 
     def lose_reply(self, verb: Verb | None = None, *, nth: int = 1) -> None:
         """Apply the `nth` call from now (of this verb), and lose its reply."""
-        self._faults.append(_Fault(verb, nth, "reply"))
+        self._faults.append(_Planned(verb, "reply", nth))
 
     def verbs(self) -> list[Verb]:
         """Return the verbs of all calls so far, in order."""
@@ -226,7 +223,10 @@ class FaultyStore:
         return cast("Journals", _FaultyJournals(store.journals, self._pass))
 
     def _pass(self, call: Call, send: Callable[[], ResultT]) -> ResultT:
-        lost = self._note(call)
+        with self._lock:
+            self.calls.append(call)
+            faults = _due(self._faults, call.verb)
+        lost = "request" if self.down else next(iter(faults), None)
         self.points.reach(f"before {call.verb}")
         if lost == "request":
             raise StoreUnavailable(f"the request to {call.verb} was lost, as this test has chosen")
@@ -236,42 +236,22 @@ class FaultyStore:
             raise StoreUnavailable(f"the reply to {call.verb} was lost, as this test has chosen")
         return result
 
-    def _note(self, call: Call) -> Literal["request", "reply"] | None:
-        with self._lock:
-            self.calls.append(call)
-            lost: Literal["request", "reply"] | None = "request" if self.down else None
-            for fault in [fault for fault in self._faults if fault.verb in (None, call.verb)]:
-                fault.countdown -= 1
-                if fault.countdown == 0:
-                    self._faults.remove(fault)
-                    lost = lost or fault.lost
-            return lost
-
 
 class _FaultyJournals:
-    """The journals of a `FaultyStore`."""
+    """The journals of a `FaultyStore`: a worker's calls pass as those of the store do, the others directly."""
 
     def __init__(self, journals: Journals, passing: Callable[[Call, Callable[[], Any]], Any]) -> None:
         self._journals = journals
         self._pass = passing
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._journals, name)
-
-    def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
-        self._pass(
-            Call("write", key, token),
-            lambda: self._journals.write(key, token, fence=fence, writing=writing, lease=lease),
+        real = getattr(self._journals, name)
+        if name not in ("write", "recall", "complete"):
+            return real
+        verb = cast("Verb", name)
+        return lambda key, token, *more, **named: self._pass(
+            Call(verb, key, token), lambda: real(key, token, *more, **named)
         )
-
-    def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
-        journal: Journal = self._pass(
-            Call("recall", key, token), lambda: self._journals.recall(key, token, fence=fence)
-        )
-        return journal
-
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, **lives: Any) -> None:
-        self._pass(Call("complete", key, token), lambda: self._journals.complete(key, token, payload, **lives))
 
 
 GateState: TypeAlias = Literal["open", "held", "dropping"]

@@ -170,7 +170,7 @@ class Listing(Contract):
         assert standing.quarantined_for >= 0
 
 
-# Scanning the responses of a kit, to seal them again or to find a key that is still in use.
+# Scanning the responses of a store, to seal them again or to find a key that is still in use.
 
 
 def with_keys(kit: Kit, tid: bytes, *kids: str) -> list[SealedBy]:

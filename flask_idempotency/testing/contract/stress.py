@@ -95,20 +95,20 @@ class Model:
             self._row = fresh
             return Grant, 1
         if row.fingerprint != fingerprint:
-            return Mismatched, row.first_seen
+            return Mismatched(near(row.first_seen))
         if row.state is State.COMPLETED:
             return Record, row.payload
         if row.state is State.QUARANTINED:
-            return Unknown, row.reason
+            return Unknown(row.reason)
         if row.token == token:
             return Grant, row.attempt
         if row.deadline > now:
-            return InFlight, row.deadline - now
+            return InFlight(near(row.deadline - now))
         if row.on_expiry is OnExpiry.TAKEOVER:
             self._row = replace(fresh, attempt=row.attempt + 1, first_seen=row.first_seen)
             return Grant, row.attempt + 1
         self._row = replace(row, state=State.QUARANTINED, reason="lease-expired")
-        return Unknown, "lease-expired"
+        return Unknown("lease-expired")
 
     def renew(self, token: bytes, lease: int) -> bool:
         row = self.row
@@ -187,15 +187,13 @@ class StoreMachine(RuleBasedStateMachine):
         match self.store.claim(request, token=token, lease=lease):
             case Grant() as grant:
                 assert expected == (Grant, grant.attempt)
-                self._see_fence(grant)
+                if not self.fences or (token, grant.fence) != self.fences[-1]:
+                    assert all(grant.fence > fence for _, fence in self.fences)
+                    self.fences.append((token, grant.fence))
             case Record() as record:
                 assert expected == (Record, record.payload)
-            case InFlight(retry_after):
-                assert expected == (InFlight, near(retry_after))
-            case Mismatched(first_seen):
-                assert expected == (Mismatched, near(first_seen))
-            case Unknown(reason):
-                assert expected == (Unknown, reason)
+            case other:
+                assert expected == other
 
     @rule(token=tokens, lease=machine_durations)
     def renew(self, token: bytes, lease: int) -> None:
@@ -231,11 +229,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert (row.fingerprint, row.on_expiry, row.reason) == (record.fingerprint, record.on_expiry, record.reason)
         assert (near(row.deadline), near(row.first_seen)) == (record.deadline, record.requested_at)
         assert row.payload == record.payload
-
-    def _see_fence(self, grant: Grant) -> None:
-        if not self.fences or (grant.token, grant.fence) != self.fences[-1]:
-            assert all(grant.fence > fence for _, fence in self.fences)
-            self.fences.append((grant.token, grant.fence))
 
 
 def run(machine: Callable[[], RuleBasedStateMachine], *, examples: int, steps: int) -> None:
@@ -427,14 +420,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_ledger_is_a_recount(self) -> None:
         records = [record for key in self.keys if (record := self.store.read(key)) is not None and record.in_quota]
-        assert (
-            Usage(
-                records=len(records),
-                bytes=sum(map(_size, records)),
-                in_flight=sum(record.state is State.PROCESSING and record.remaining > 0 for record in records),
-            )
-            == self.usage
-        )
+        answers = [
+            record.payload for record in records if record.state is State.COMPLETED and record.payload is not None
+        ]
+        flying = [record for record in records if record.state is State.PROCESSING and record.remaining > 0]
+        assert Usage(len(records), sum(answer.byte_size for answer in answers), len(flying)) == self.usage
 
     @property
     def usage(self) -> Usage:
@@ -444,10 +434,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def is_over(usage: Usage, quota: Quota) -> bool:
         limits = ((quota.records, usage.records), (quota.bytes, usage.bytes), (quota.in_flight, usage.in_flight))
         return any(limit is not None and used >= limit for limit, used in limits)
-
-
-def _size(record: Record) -> int:
-    return record.payload.byte_size if record.state is State.COMPLETED and record.payload is not None else 0
 
 
 class Recounted(Contract):

@@ -65,15 +65,15 @@ def for_each(
     The test must use keys of its own for each value. A failure names the value: the other arguments, the store and the
     clock among them, are the same each time.
     """
-    every, taken = list(values), (names,) if isinstance(names, str) else names
-    labels = ids or [repr(value) for value in every]
+    taken = (names,) if isinstance(names, str) else names
+    every = [dict(zip(taken, (value,) if isinstance(names, str) else value, strict=True)) for value in values]
+    labels = ids or [", ".join(map(repr, given.values())) for given in every]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @wraps(test)
         def with_each(*arguments: Any, **fixtures: Any) -> None:
             __tracebackhide__ = True
-            for value, label in zip(every, labels, strict=True):
-                given = {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))
+            for given, label in zip(every, labels, strict=True):
                 try:
                     test(*arguments, **given, **fixtures)
                 except Exception as failure:
@@ -81,11 +81,7 @@ def for_each(
                     raise
 
         asked = signature(test)
-        fixtures = [
-            each
-            for each in asked.parameters.values()
-            if each.name not in ((names,) if isinstance(names, str) else names)
-        ]
+        fixtures = [each for each in asked.parameters.values() if each.name not in taken]
         with_each.__signature__ = asked.replace(parameters=fixtures)  # type: ignore[attr-defined]
         return with_each
 
