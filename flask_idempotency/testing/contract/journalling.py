@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     OnExpiry,
+    Record,
     SealedBy,
     State,
     StoredPayload,
@@ -56,11 +58,9 @@ BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
 RESULT = StoredPayload(data=b'{"id": 7}', status=0, success=True, byte_size=9)
 
 
-def a_step(
-    name: str = "charge", *, effects: Effects = "plain", state: StepState = BEGUN, id: bytes | None = None
-) -> Entry:
+def a_step(name: str = "charge", *, effects: Effects = "plain", state: StepState = BEGUN) -> Entry:
     return Entry(
-        id=id or name.encode().ljust(12, b"\0"),
+        id=name.encode().ljust(12, b"\0"),
         name=name,
         effects=effects,
         state=state,
@@ -70,36 +70,68 @@ def a_step(
     )
 
 
-def claimed(kit: Kit, key: StorageKey) -> Grant:
-    """Return a new grant of this key, as an endpoint with steps claims it."""
-    return kit.granted(key, on_expiry=OnExpiry.TAKEOVER)
+SETTLED = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
+"""What a resolver writes that has found the step done, and one that has found that it never happened."""
+WITHDRAWN = JournalWrite(0, withdraw=[a_step().id])
 
 
-def wrote(
-    kit: Kit,
-    key: StorageKey,
-    grant: Grant,
-    number: int,
-    *enter: Entry,
-    withdraw: Sequence[bytes] = (),
-    steps: int = 1,
-    in_doubt: bool = False,
-) -> None:
-    writing = JournalWrite(number, enter, withdraw, steps, in_doubt)
-    kit.store.journals.write(key, grant.token, fence=grant.fence, writing=writing, lease=LEASE)
+class Work:
+    """A claim of a key by an endpoint with steps, and its journal."""
+
+    def __init__(self, kit: Kit, key: StorageKey | None = None, grant: Grant | None = None) -> None:
+        self.kit: Kit = kit
+        self.key: StorageKey = key or kit.key()
+        self.grant: Grant = grant or kit.granted(self.key, on_expiry=OnExpiry.TAKEOVER)
+
+    def write(
+        self, number: int, *enter: Entry, withdraw: Sequence[bytes] = (), steps: int = 1, in_doubt: bool = False
+    ) -> None:
+        token, fence, writing = (
+            self.grant.token,
+            self.grant.fence,
+            JournalWrite(number, enter, withdraw, steps, in_doubt),
+        )
+        self.kit.store.journals.write(self.key, token, fence=fence, writing=writing, lease=LEASE)
+
+    def recall(self) -> Journal:
+        """Read the journal as the owner of this claim."""
+        return self.kit.store.journals.recall(self.key, self.grant.token, fence=self.grant.fence)
+
+    def release(self) -> State | None:
+        return self.kit.store.release(self.key, self.grant.token)
+
+    def resume(self, seen: SeenRecord, journal: Journal, writing: JournalWrite) -> bool:
+        """Settle steps as a resolver that has seen this record and this journal."""
+        return self.kit.store.journals.resume(seen, journal, token=a_token(), writing=writing)
+
+    @property
+    def record(self) -> Record:
+        return self.kit.found(self.key)
+
+    @property
+    def seen(self) -> SeenRecord:
+        return self.kit.seen(self.key)
+
+    @property
+    def journal(self) -> Journal:
+        return self.kit.store.journals.read(self.key)
+
+    @property
+    def stored(self) -> tuple[Record, Journal]:
+        """All that the store has of this key."""
+        return self.record, self.journal
+
+    @property
+    def states(self) -> dict[str, StepState]:
+        return {entry.name: entry.state for entry in self.journal.entries}
 
 
-def begun(kit: Kit, *enter: Entry, steps: int = 1, in_doubt: bool = False) -> tuple[StorageKey, Grant]:
-    """Return a new key and its grant, after a first write of these steps."""
-    key = a_key()
-    grant = claimed(kit, key)
+def begun(kit: Kit, *enter: Entry, steps: int = 1, in_doubt: bool = False) -> Work:
+    """Return a claim of a new key, after a first write of these steps."""
+    work = Work(kit)
     if enter:
-        wrote(kit, key, grant, 1, *enter, steps=steps, in_doubt=in_doubt)
-    return key, grant
-
-
-def states(journal: Journal) -> dict[str, StepState]:
-    return {entry.name: entry.state for entry in journal.entries}
+        work.write(1, *enter, steps=steps, in_doubt=in_doubt)
+    return work
 
 
 def walked(kit: Kit, tid: bytes, *, limit: int = 100) -> list[StepAnswer]:
@@ -115,21 +147,21 @@ class JournalsContract(Contract):
     """
 
     def test_a_journal_returns_what_was_written(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
+        work = begun(kit, a_step(), in_doubt=True)
         kit.advance(2)
         finished = replace(a_step(state=FINISHED), took=2.0)
-        wrote(kit, key, grant, 2, finished)
+        work.write(2, finished)
 
-        journal = kit.store.journals.recall(key, grant.token, fence=grant.fence)
+        journal = work.recall()
 
         (entry,) = journal.entries
-        assert (grant.fence, 2, True, False) == (journal.fence, journal.write, journal.complete, journal.erased)
+        assert (work.grant.fence, 2, True, False) == (journal.fence, journal.write, journal.complete, journal.erased)
         assert replace(finished, fence=0) == replace(entry, fence=0, began_at=0.0, finished_at=None)
-        assert (grant.fence, near(kit.now - 2), near(kit.now)) == (entry.fence, entry.began_at, entry.finished_at)
-        assert journal == kit.store.journals.read(key)
+        assert (work.grant.fence, near(kit.now - 2), near(kit.now)) == (entry.fence, entry.began_at, entry.finished_at)
+        assert journal == work.journal
 
     def test_a_kept_request_of_the_largest_size_returns_beside_the_steps(self, kit: Kit) -> None:
-        key, grant = begun(kit)
+        work = begun(kit)
         data = secrets.token_bytes(LARGEST_ENTRY)
         payload = replace(RESULT, data=data, byte_size=len(data))
         kept = replace(a_step(KEPT_REQUEST, effects="pure", state=FINISHED), in_line=False, payload=payload)
@@ -137,326 +169,313 @@ class JournalsContract(Contract):
             replace(a_step(TRY, effects="pure", state=FINISHED), id=b"try %08d" % number)
             for number in range(1, MOST_TRIES + 1)
         ]
-        wrote(kit, key, grant, 1, a_step(), kept, in_doubt=True)
-        wrote(kit, key, grant, 2, a_step(state=FINISHED), kept, *tries)
+        work.write(1, a_step(), kept, in_doubt=True)
+        work.write(2, a_step(state=FINISHED), kept, *tries)
 
-        journal = kit.store.journals.read(key)
+        journal = work.journal
 
         assert journal.kept_request is not None
         assert journal.kept_request.payload == payload
         assert [each.id for each in journal.tries] == [each.id for each in tries]
-        kit.store.journals.complete(key, grant.token, PAYLOAD, keep=KEEP)
-        assert kit.store.journals.read(key) == EMPTY
+        kit.store.journals.complete(work.key, work.grant.token, PAYLOAD, keep=KEEP)
+        assert work.journal == EMPTY
 
     def test_a_plain_step_that_has_begun_keeps_others_out(self, kit: Kit) -> None:
-        key, _ = begun(kit, a_step(), in_doubt=True)
+        work = begun(kit, a_step(), in_doubt=True)
         kit.advance(LEASE + 1)
 
-        assert isinstance(kit.ask(key), Unknown)
-        assert State.QUARANTINED is kit.found(key).state
+        assert isinstance(kit.ask(work.key), Unknown)
+        assert State.QUARANTINED is work.record.state
 
     def test_a_finished_step_lets_others_go_on(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
-        wrote(kit, key, grant, 2, a_step(state=FINISHED))
+        work = begun(kit, a_step(), in_doubt=True)
+        work.write(2, a_step(state=FINISHED))
         kit.advance(LEASE + 1)
 
-        successor = claimed(kit, key)
+        successor = Work(kit, work.key)
 
-        assert successor.attempt == 2
-        assert states(kit.store.journals.recall(key, successor.token, fence=successor.fence)) == {"charge": FINISHED}
+        assert successor.grant.attempt == 2
+        assert [entry.state for entry in successor.recall().entries] == [FINISHED]
 
     def test_a_late_finish_ends_the_quarantine(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), a_step("pay"), steps=2, in_doubt=True)
+        work = begun(kit, a_step(), a_step("pay"), steps=2, in_doubt=True)
         kit.advance(LEASE + 1)
-        kit.ask(key)
+        kit.ask(work.key)
 
-        wrote(kit, key, grant, 2, a_step(state=FINISHED), steps=2, in_doubt=True)
-        assert State.QUARANTINED is kit.found(key).state
-        wrote(kit, key, grant, 3, a_step("pay", state=FINISHED), steps=2)
+        work.write(2, a_step(state=FINISHED), steps=2, in_doubt=True)
+        assert State.QUARANTINED is work.record.state
+        work.write(3, a_step("pay", state=FINISHED), steps=2)
 
-        record = kit.found(key)
+        record = work.record
         assert (record.state, record.reason, record.on_expiry) == (State.PROCESSING, "", OnExpiry.TAKEOVER)
         assert near(LEASE) == record.remaining
 
     @for_each("order", tuple(permutations((1, 2, 3))))
     def test_copies_of_writes_in_any_order_change_nothing(self, kit: Kit, order: tuple[int, ...]) -> None:
-        key, grant = begun(kit)
+        work = begun(kit)
 
         def write(number: int) -> None:
             match number:
                 case 1:
-                    wrote(kit, key, grant, 1, a_step(), in_doubt=True)
+                    work.write(1, a_step(), in_doubt=True)
                 case 2:
-                    wrote(kit, key, grant, 2, a_step(state=FINISHED))
+                    work.write(2, a_step(state=FINISHED))
                 case 3:
-                    wrote(kit, key, grant, 3, a_step("mail", effects="deduplicated"), steps=2)
+                    work.write(3, a_step("mail", effects="deduplicated"), steps=2)
 
         for number in (1, 2, 3):
             write(number)
-        before = kit.found(key), kit.store.journals.read(key)
+        before = work.stored
         kit.advance(1)
         for number in order:
             write(number)
 
-        record = replace(kit.found(key), remaining=before[0].remaining)
-        assert before == (record, kit.store.journals.read(key))
+        record = replace(work.record, remaining=before[0].remaining)
+        assert before == (record, work.journal)
 
     def test_a_lost_write_is_told_by_the_next(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
-        wrote(kit, key, grant, 3, a_step(state=FINISHED), a_step("ship"), steps=2, in_doubt=True)
-        wrote(kit, key, grant, 2, a_step(state=FINISHED), steps=1)
+        work = begun(kit, a_step(), in_doubt=True)
+        work.write(3, a_step(state=FINISHED), a_step("ship"), steps=2, in_doubt=True)
+        work.write(2, a_step(state=FINISHED), steps=1)
 
-        assert states(kit.store.journals.read(key)) == {"charge": FINISHED, "ship": BEGUN}
-        assert OnExpiry.QUARANTINE is kit.found(key).on_expiry
+        assert work.states == {"charge": FINISHED, "ship": BEGUN}
+        assert OnExpiry.QUARANTINE is work.record.on_expiry
 
     def test_what_is_finished_is_never_changed(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(state=FINISHED))
-        before = kit.store.journals.read(key).entries
-        wrote(kit, key, grant, 2, replace(a_step(state=FINISHED), payload=PAYLOAD, kept=False))
-        wrote(kit, key, grant, 3, a_step(), withdraw=[a_step().id])
+        work = begun(kit, a_step(state=FINISHED))
+        before = work.journal.entries
+        work.write(2, replace(a_step(state=FINISHED), payload=PAYLOAD, kept=False))
+        work.write(3, a_step(), withdraw=[a_step().id])
 
-        assert before == kit.store.journals.read(key).entries
+        assert before == work.journal.entries
 
     def test_only_this_claim_withdraws_what_it_has_begun(self, kit: Kit) -> None:
-        key, grant = begun(kit)
+        work = begun(kit)
         mail, push = a_step("mail", effects="deduplicated"), a_step("push", effects="deduplicated")
-        wrote(kit, key, grant, 1, mail, push, steps=2)
-        wrote(kit, key, grant, 2, withdraw=[push.id])
-        assert State.PROCESSING is kit.store.release(key, grant.token)
-        successor = claimed(kit, key)
-        wrote(kit, key, successor, 1, withdraw=[mail.id])
+        work.write(1, mail, push, steps=2)
+        work.write(2, withdraw=[push.id])
+        assert State.PROCESSING is work.release()
+        successor = Work(kit, work.key)
+        successor.write(1, withdraw=[mail.id])
 
-        assert states(kit.store.journals.read(key)) == {"mail": BEGUN}
+        assert work.states == {"mail": BEGUN}
 
     @for_each("other", ("token", "fence"))
     def test_another_claim_writes_and_recalls_nothing(self, kit: Kit, other: str) -> None:
         """A claim that was sent twice may be granted later, under its old token and a new fence."""
-        key, grant = begun(kit, a_step(state=FINISHED))
-        before = kit.found(key), kit.store.journals.read(key)
-        late = replace(grant, token=a_token()) if other == "token" else replace(grant, fence=grant.fence - 1)
+        work = begun(kit, a_step(state=FINISHED))
+        before = work.stored
+        changed: dict[str, Any] = {"token": a_token()} if other == "token" else {"fence": work.grant.fence - 1}
+        late = Work(kit, work.key, grant=replace(work.grant, **changed))
 
-        assert lost(lambda: wrote(kit, key, late, 9, a_step("ship"), steps=2, in_doubt=True))
-        assert lost(lambda: kit.store.journals.recall(key, late.token, fence=late.fence))
+        assert lost(lambda: late.write(9, a_step("ship"), steps=2, in_doubt=True))
+        assert lost(late.recall)
 
-        assert before == (kit.found(key), kit.store.journals.read(key))
+        assert before == work.stored
 
     @for_each("effects", ("plain", "deduplicated", "transactional"))
     def test_a_release_pauses_what_has_an_effect(self, kit: Kit, effects: Effects) -> None:
-        key, grant = begun(kit, a_step(effects=effects, state=FINISHED))
+        work = begun(kit, a_step(effects=effects, state=FINISHED))
 
-        assert State.PROCESSING is kit.store.release(key, grant.token)
+        assert State.PROCESSING is work.release()
 
-        record = kit.found(key)
+        record = work.record
         assert (record.state, record.on_expiry) == (State.PROCESSING, OnExpiry.TAKEOVER)
-        assert paused_token(grant.token) == record.token
+        assert paused_token(work.grant.token) == record.token
         assert record.remaining <= 0
-        before = kit.found(key), kit.store.journals.read(key)
-        assert State.PROCESSING is kit.store.release(key, grant.token)
-        assert before == (kit.found(key), kit.store.journals.read(key))
-        successor = claimed(kit, key)
-        assert successor.attempt == 2
-        assert states(kit.store.journals.recall(key, successor.token, fence=successor.fence)) == {"charge": FINISHED}
+        before = work.stored
+        assert State.PROCESSING is work.release()
+        assert before == work.stored
+        successor = Work(kit, work.key)
+        assert successor.grant.attempt == 2
+        assert [entry.state for entry in successor.recall().entries] == [FINISHED]
 
     def test_a_paused_token_is_spent(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(state=FINISHED))
-        kit.store.release(key, grant.token)
-        before = kit.found(key), kit.store.journals.read(key)
+        work = begun(kit, a_step(state=FINISHED))
+        work.release()
+        before = work.stored
 
-        assert lost(lambda: kit.store.renew(key, grant.token, lease=LEASE))
-        assert lost(lambda: wrote(kit, key, grant, 2, a_step("ship"), steps=2, in_doubt=True))
-        assert lost(lambda: kit.store.complete(key, grant.token, PAYLOAD, keep=KEEP))
+        assert kit.accepted(work.key, work.grant.token, "renew", "complete") == []
+        assert lost(lambda: work.write(2, a_step("ship"), steps=2, in_doubt=True))
         with pytest.raises(StoreUnavailable):
-            kit.ask(key, token=grant.token)
+            kit.ask(work.key, token=work.grant.token)
 
-        assert before == (kit.found(key), kit.store.journals.read(key))
+        assert before == work.stored
 
     def test_a_release_in_doubt_is_a_quarantine(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
+        work = begun(kit, a_step(), in_doubt=True)
 
         for _ in range(2):
-            assert State.QUARANTINED is kit.store.release(key, grant.token)
+            assert State.QUARANTINED is work.release()
 
-        record = kit.found(key)
+        record = work.record
         assert (record.state, record.reason) == (State.QUARANTINED, IN_DOUBT)
         # A call that timed out may still arrive: until the lease is over, no resolver says that it never happened.
         assert near(LEASE) == record.remaining
-        assert states(kit.store.journals.read(key)) == {"charge": BEGUN}
+        assert work.states == {"charge": BEGUN}
 
     def test_a_journal_without_effects_is_freed(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step("quote", effects="pure", state=FINISHED), steps=0)
+        work = begun(kit, a_step("quote", effects="pure", state=FINISHED), steps=0)
 
-        assert kit.store.release(key, grant.token) is None
+        assert work.release() is None
 
-        assert (kit.store.read(key), kit.store.journals.read(key)) == (None, EMPTY)
-        again = claimed(kit, key)
-        assert (again.attempt, kit.store.journals.recall(key, again.token, fence=again.fence).entries) == (1, ())
+        assert (kit.store.read(work.key), work.journal) == (None, EMPTY)
+        again = Work(kit, work.key)
+        assert (again.grant.attempt, again.recall().entries) == (1, ())
 
     def test_a_completion_drops_the_journal(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(state=FINISHED))
+        work = begun(kit, a_step(state=FINISHED))
 
         for _ in range(2):
-            kit.store.journals.complete(key, grant.token, PAYLOAD, keep=KEEP)
+            kit.store.journals.complete(work.key, work.grant.token, PAYLOAD, keep=KEEP)
 
-        assert (kit.found(key).state, kit.found(key).payload) == (State.COMPLETED, PAYLOAD)
-        assert kit.store.journals.read(key).entries == ()
-        assert lost(lambda: wrote(kit, key, grant, 2, a_step("ship"), in_doubt=True))
+        assert (work.record.state, work.record.payload) == (State.COMPLETED, PAYLOAD)
+        assert work.journal.entries == ()
+        assert lost(lambda: work.write(2, a_step("ship"), in_doubt=True))
 
     @for_each("verb", ("resolve", "force_release"))
     def test_a_resolution_of_the_whole_drops_the_journal(self, kit: Kit, verb: str) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
-        kit.store.release(key, grant.token)
+        work = begun(kit, a_step(), in_doubt=True)
+        work.release()
 
         if verb == "resolve":
-            assert kit.resolve(kit.seen(key))
+            assert kit.resolve(work.seen)
         else:
-            assert kit.store.recovery.force_release(kit.seen(key))
+            assert kit.store.recovery.force_release(work.seen)
 
-        assert kit.store.journals.read(key).entries == ()
+        assert work.journal.entries == ()
 
     def test_a_settled_step_pauses_the_request(self, kit: Kit) -> None:
-        key, fresh = a_key(), a_token()
-        grant = claimed(kit, key)
-        wrote(kit, key, grant, 1, a_step(), in_doubt=True)
-        kit.store.release(key, grant.token)
-        held, journal = kit.seen(key), kit.store.journals.read(key)
-        settled = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
+        work, fresh = begun(kit, a_step(), in_doubt=True), a_token()
+        work.release()
+        held, journal = work.seen, work.journal
 
         for _ in range(2):
-            assert kit.store.journals.resume(held, journal, token=fresh, writing=settled)
+            assert kit.store.journals.resume(held, journal, token=fresh, writing=SETTLED)
 
-        record = kit.found(key)
+        record = work.record
         assert (State.PROCESSING, fresh, OnExpiry.TAKEOVER) == (record.state, record.token, record.on_expiry)
         assert record.remaining <= 0
-        (entry,) = kit.store.journals.read(key).entries
-        assert (FINISHED, grant.fence, RESULT) == (entry.state, entry.fence, entry.payload)
-        assert lost(lambda: wrote(kit, key, grant, 2, a_step(state=FINISHED)))
-        assert not kit.store.journals.resume(held, journal, token=a_token(), writing=settled)
-        assert claimed(kit, key).attempt == 2
+        (entry,) = work.journal.entries
+        assert (FINISHED, work.grant.fence, RESULT) == (entry.state, entry.fence, entry.payload)
+        assert lost(lambda: work.write(2, a_step(state=FINISHED)))
+        assert not work.resume(held, journal, SETTLED)
+        assert Work(kit, work.key).grant.attempt == 2
 
     def test_a_resumed_request_waits_for_its_retry_from_now_on(self, kit: Kit) -> None:
         """Otherwise the janitor gives it up before the client sends its retry: its lease ended long ago."""
-        key, grant = begun(kit, a_step(), in_doubt=True)
-        kit.store.release(key, grant.token)
+        work = begun(kit, a_step(), in_doubt=True)
+        work.release()
         kit.advance(10 * LEASE)
-        settled = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
 
-        assert kit.store.journals.resume(kit.seen(key), kit.store.journals.read(key), token=a_token(), writing=settled)
+        assert work.resume(work.seen, work.journal, SETTLED)
 
-        assert near(0) == kit.found(key).remaining
-        assert not kit.store.journals.give_up(kit.seen(key), horizon=kit.now - 1)
+        assert near(0) == work.record.remaining
+        assert not kit.store.journals.give_up(work.seen, horizon=kit.now - 1)
 
     def test_one_of_two_settled_steps_leaves_the_quarantine(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), a_step("ship"), steps=2, in_doubt=True)
-        kit.store.release(key, grant.token)
+        work = begun(kit, a_step(), a_step("ship"), steps=2, in_doubt=True)
+        work.release()
         writing = JournalWrite(0, withdraw=[a_step("ship").id], steps=1, in_doubt=True)
 
-        assert kit.store.journals.resume(kit.seen(key), kit.store.journals.read(key), token=a_token(), writing=writing)
+        assert work.resume(work.seen, work.journal, writing)
 
-        assert State.QUARANTINED is kit.found(key).state
-        assert states(kit.store.journals.read(key)) == {"charge": BEGUN}
+        assert State.QUARANTINED is work.record.state
+        assert work.states == {"charge": BEGUN}
 
     def test_a_resolver_loses_to_the_late_worker(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
+        work = begun(kit, a_step(), in_doubt=True)
         kit.advance(LEASE + 1)
-        kit.ask(key)
-        held, journal = kit.seen(key), kit.store.journals.read(key)
-        wrote(kit, key, grant, 2, a_step(state=FINISHED))
-        before = kit.found(key), kit.store.journals.read(key)
+        kit.ask(work.key)
+        held, journal = work.seen, work.journal
+        work.write(2, a_step(state=FINISHED))
+        before = work.stored
 
-        writing = JournalWrite(0, withdraw=[a_step().id])
-        assert not kit.store.journals.resume(held, journal, token=a_token(), writing=writing)
+        assert not work.resume(held, journal, WITHDRAWN)
 
-        assert before == (kit.found(key), kit.store.journals.read(key))
+        assert before == work.stored
 
     def test_a_changed_journal_is_not_resumed(self, kit: Kit) -> None:
-        key, grant = begun(kit, a_step(), in_doubt=True)
-        journal = kit.store.journals.read(key)
-        wrote(kit, key, grant, 2, a_step("ship"), steps=2, in_doubt=True)
-        kit.store.release(key, grant.token)
+        work = begun(kit, a_step(), in_doubt=True)
+        journal = work.journal
+        work.write(2, a_step("ship"), steps=2, in_doubt=True)
+        work.release()
 
-        writing = JournalWrite(0, withdraw=[a_step().id])
-        for other in (journal, replace(kit.store.journals.read(key), complete=False)):
-            assert not kit.store.journals.resume(kit.seen(key), other, token=a_token(), writing=writing)
+        for other in (journal, replace(work.journal, complete=False)):
+            assert not work.resume(work.seen, other, WITHDRAWN)
 
     @for_each("withdrawn", (True, False))
     def test_a_record_without_a_step_is_not_resumed(self, kit: Kit, withdrawn: bool) -> None:
         """No retry may go on with it: nothing says what it has done."""
-        key, grant = begun(kit)
+        work = begun(kit)
         if withdrawn:
-            wrote(kit, key, grant, 1, a_step(), in_doubt=True)
-            wrote(kit, key, grant, 2, withdraw=[a_step().id], steps=0)
-        kit.store.quarantine(key, grant.token, "view-crashed")
-        before = kit.found(key)
+            work.write(1, a_step(), in_doubt=True)
+            work.write(2, withdraw=[a_step().id], steps=0)
+        kit.store.quarantine(work.key, work.grant.token, "view-crashed")
+        before = work.record
 
-        journal = kit.store.journals.read(key)
-        assert not kit.store.journals.resume(kit.seen(key), journal, token=a_token(), writing=JournalWrite(0))
+        assert not work.resume(work.seen, work.journal, JournalWrite(0))
 
-        assert before == kit.found(key)
+        assert before == work.record
 
     def test_what_was_seen_in_another_state_is_neither_resumed_nor_given_up(self, kit: Kit) -> None:
         """Neither while the worker runs nor when it has ended since: token, deadline and journal alone do not show it."""
-        key, grant = begun(kit, a_step(), in_doubt=True)
-        running, journal = kit.seen(key), kit.store.journals.read(key)
-        writing = JournalWrite(0, withdraw=[a_step().id])
+        work = begun(kit, a_step(), in_doubt=True)
+        running, journal = work.seen, work.journal
 
-        assert not kit.store.journals.resume(running, journal, token=a_token(), writing=writing)
-        kit.store.quarantine(key, grant.token, "steps-changed")
-        before = kit.found(key), kit.store.journals.read(key)
-        assert not kit.store.journals.resume(running, journal, token=a_token(), writing=writing)
-        assert before == (kit.found(key), kit.store.journals.read(key))
-        settled = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
-        assert kit.store.journals.resume(kit.seen(key), journal, token=a_token(), writing=settled)
-        paused = kit.found(key)
-        held = SeenRecord(key, replace(paused, state=State.QUARANTINED))
+        assert not work.resume(running, journal, WITHDRAWN)
+        kit.store.quarantine(work.key, work.grant.token, "steps-changed")
+        before = work.stored
+        assert not work.resume(running, journal, WITHDRAWN)
+        assert before == work.stored
+        assert work.resume(work.seen, journal, SETTLED)
+        paused = work.record
+        held = SeenRecord(work.key, replace(paused, state=State.QUARANTINED))
         assert not kit.store.journals.give_up(held, horizon=kit.now + 1)
-        assert paused == kit.found(key)
+        assert paused == work.record
 
     @for_each("state", ("running", "in doubt", "no journal", "paused"))
     def test_only_what_is_paused_with_effects_is_given_up(self, kit: Kit, state: str) -> None:
-        key, grant = begun(kit)
+        work = begun(kit)
         if state != "no journal":
-            wrote(
-                kit, key, grant, 1, a_step(state=FINISHED if state == "paused" else BEGUN), in_doubt=state != "paused"
-            )
+            work.write(1, a_step(state=FINISHED if state == "paused" else BEGUN), in_doubt=state != "paused")
         if state != "running":
             kit.advance(LEASE + 1)
 
-        assert (state == "paused") == kit.store.journals.give_up(kit.seen(key), horizon=kit.now)
+        assert (state == "paused") == kit.store.journals.give_up(work.seen, horizon=kit.now)
 
         if state == "paused":
-            assert (kit.found(key).state, kit.found(key).reason) == (State.QUARANTINED, NEVER_RESUMED)
-            assert lost(lambda: wrote(kit, key, grant, 2, a_step("ship"), steps=2))
+            assert (work.record.state, work.record.reason) == (State.QUARANTINED, NEVER_RESUMED)
+            assert lost(lambda: work.write(2, a_step("ship"), steps=2))
         else:
-            assert State.PROCESSING is kit.found(key).state
+            assert State.PROCESSING is work.record.state
 
     def test_a_write_renews_and_never_shortens(self, kit: Kit) -> None:
-        key, grant = begun(kit)
-        kit.store.renew(key, grant.token, lease=10 * LEASE)
-        wrote(kit, key, grant, 1, a_step(state=FINISHED))
-        assert near(10 * LEASE) == kit.found(key).remaining
+        work = begun(kit)
+        kit.store.renew(work.key, work.grant.token, lease=10 * LEASE)
+        work.write(1, a_step(state=FINISHED))
+        assert near(10 * LEASE) == work.record.remaining
         kit.advance(10 * LEASE - 1)
-        wrote(kit, key, grant, 2)
-        assert near(LEASE) == kit.found(key).remaining
-        assert isinstance(kit.ask(key), InFlight)
+        work.write(2)
+        assert near(LEASE) == work.record.remaining
+        assert isinstance(kit.ask(work.key), InFlight)
 
     def test_a_walk_finds_each_result_and_replaces_it(self, kit: Kit) -> None:
-        tid, keys, sealed = secrets.token_bytes(16), [], replace(RESULT, data=b"sealed again")
-        for _ in range(3):
-            key = a_key(tid=tid)
-            keys.append(key)
-            wrote(kit, key, claimed(kit, key), 1, a_step(state=FINISHED))
+        tid, sealed = a_key().tid, replace(RESULT, data=b"sealed again")
+        works = [Work(kit, a_key(tid=tid)) for _ in range(3)]
+        for work in works:
+            work.write(1, a_step(state=FINISHED))
 
-        assert {key.rid for key in keys} == {answer.key.rid for answer in walked(kit, tid, limit=2)}
-        assert kit.store.journals.replace(keys[0], a_step().id, RESULT, sealed)
-        assert not kit.store.journals.replace(keys[0], a_step().id, RESULT, sealed)
-        (entry,) = kit.store.journals.read(keys[0]).entries
+        assert {each.key.rid for each in works} == {answer.key.rid for answer in walked(kit, tid, limit=2)}
+        assert kit.store.journals.replace(work.key, a_step().id, RESULT, sealed)
+        assert not kit.store.journals.replace(work.key, a_step().id, RESULT, sealed)
+        (entry,) = work.journal.entries
         assert sealed == entry.payload
 
     def test_a_count_names_the_keys_of_stored_results(self, kit: Kit) -> None:
         """The store may hold the journals of other tests, so only what these steps add counts."""
-        key, kid = a_key(tid=secrets.token_bytes(16)), secrets.token_hex(4)
-        assert kit.add_data_key(key.tid, 1, kid)
-        grant = claimed(kit, key)
+        work, kid = Work(kit), secrets.token_hex(4)
+        assert kit.add_data_key(work.key.tid, 1, kid)
         before = kit.store.journals.count()
         sealed = replace(RESULT, sealed_by=SealedBy(kid, 1))
         steps = [
@@ -466,7 +485,7 @@ class JournalsContract(Contract):
             replace(a_step("erased", state=FINISHED), payload=replace(RESULT, data=b"", sealed_by=ERASED)),
             a_step("begun", effects="deduplicated"),
         ]
-        wrote(kit, key, grant, 1, *steps, steps=5)
+        work.write(1, *steps, steps=5)
 
         after = kit.store.journals.count()
 
@@ -475,54 +494,45 @@ class JournalsContract(Contract):
 
     @for_each("state", ("running", "paused", "in doubt"))
     def test_a_sweep_keeps_the_journal_of_each_record_that_may_go_on(self, kit: Kit, state: str) -> None:
-        keys = [a_key() for _ in range(3)]
-        for key in keys:
-            grant = claimed(kit, key)
-            wrote(kit, key, grant, 1, a_step(state=FINISHED))
+        works = [begun(kit, a_step(state=FINISHED)) for _ in range(3)]
+        for work in works:
             if state == "in doubt":
-                wrote(kit, key, grant, 2, a_step("ship"), steps=2, in_doubt=True)
+                work.write(2, a_step("ship"), steps=2, in_doubt=True)
             if state != "running":
-                kit.store.release(key, grant.token)
-        before = [kit.store.journals.read(key) for key in keys]
+                work.release()
+        before = [work.journal for work in works]
         kit.advance(2 * KEEP)
 
         for _ in pages(lambda after: kit.store.journals.sweep(after=after, limit=2)):
             pass
 
-        assert before == [kit.store.journals.read(key) for key in keys]
+        assert before == [work.journal for work in works]
         assert all(journal.entries for journal in before)
 
     def test_an_erasure_takes_the_results_of_its_tenant_only(self, kit: Kit) -> None:
-        key, other = a_key(tid=secrets.token_bytes(16)), a_key(tid=secrets.token_bytes(16))
-        grants = [claimed(kit, each) for each in (key, other)]
-        for each, grant in zip((key, other), grants, strict=True):
-            wrote(kit, each, grant, 1, a_step(state=FINISHED))
+        work, other = (begun(kit, a_step(state=FINISHED)) for _ in range(2))
         kit.advance(1)
 
-        kit.store.data_keys.shred(key.tid)
+        kit.store.data_keys.shred(work.key.tid)
 
-        assert (kit.store.journals.read(key).erased, kit.store.journals.read(other).erased) == (True, False)
-        assert kit.store.journals.recall(key, grants[0].token, fence=grants[0].fence).erased
-        assert [answer.erased for answer in walked(kit, key.tid)] == [True]
+        assert (work.journal.erased, other.journal.erased) == (True, False)
+        assert work.recall().erased
+        assert [answer.erased for answer in walked(kit, work.key.tid)] == [True]
         # That the step has finished is no personal data: it never runs again.
-        assert states(kit.store.journals.read(key)) == {"charge": FINISHED}
+        assert work.states == {"charge": FINISHED}
 
     def test_a_write_for_an_erased_tenant_changes_nothing(self, kit: Kit) -> None:
-        key = a_key(tid=secrets.token_bytes(16))
-        assert kit.add_data_key(key.tid)
-        grant = claimed(kit, key)
-        wrote(kit, key, grant, 1, a_step(), in_doubt=True)
-        before = kit.found(key), kit.store.journals.read(key)
+        work = Work(kit)
+        assert kit.add_data_key(work.key.tid)
+        work.write(1, a_step(), in_doubt=True)
         kit.advance(1)
-        kit.store.data_keys.shred(key.tid)
+        kit.store.data_keys.shred(work.key.tid)
 
         sealed = replace(RESULT, sealed_by=SealedBy(KID, 1))
         with pytest.raises(DataKeyMissing) as missing:
-            wrote(kit, key, grant, 2, replace(a_step(state=FINISHED), payload=sealed))
+            work.write(2, replace(a_step(state=FINISHED), payload=sealed))
         assert missing.value.erased
-        record, journal = kit.found(key), kit.store.journals.read(key)
-        assert before[0].on_expiry is record.on_expiry
-        assert states(before[1]) == states(journal)
+        assert (work.record.on_expiry, work.states) == (OnExpiry.QUARANTINE, {"charge": BEGUN})
 
-        wrote(kit, key, grant, 3, replace(a_step(state=FINISHED), payload=replace(RESULT, data=b"", sealed_by=ERASED)))
-        assert states(kit.store.journals.read(key)) == {"charge": FINISHED}
+        work.write(3, replace(a_step(state=FINISHED), payload=replace(RESULT, data=b"", sealed_by=ERASED)))
+        assert work.states == {"charge": FINISHED}

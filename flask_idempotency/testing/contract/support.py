@@ -28,6 +28,7 @@ from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
+    VOIDED,
     Callers,
     ClaimRequest,
     Grant,
@@ -239,6 +240,13 @@ class Kit:
         """Claim a new key, or this one, with a new token, or this one. The rest of the request is as in `a_request`."""
         asked = a_request(key or self.key(), **request)
         return self.store.claim(asked, token=token or a_token(), lease=lease, quota=self.quota)
+
+    def void(
+        self, key: StorageKey, *, token: bytes | None = None, keep: float = KEEP, callers: Callers | None = None
+    ) -> StoreOutcome:
+        """Void this key with a new token, or this one."""
+        asked = a_request(key, fingerprint=VOIDED, callers=callers)
+        return self.store.void(asked, token=token or a_token(), keep=keep, quota=self.quota)
 
     def granted(
         self,

@@ -8,12 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     VOID,
     VOIDED,
     Callers,
-    ClaimRequest,
     Grant,
     Mismatched,
     OtherCaller,
@@ -23,7 +21,7 @@ from flask_idempotency.engine.model import (
     Voided,
 )
 from flask_idempotency.engine.quota import Quota, Usage
-from flask_idempotency.engine.store import StoreOutcome
+from flask_idempotency.testing.contract.quota import Tenant
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
@@ -36,7 +34,6 @@ from flask_idempotency.testing.contract.support import (
     Kit,
     Standing,
     a_key,
-    a_request,
     a_token,
     for_each,
     near,
@@ -45,33 +42,21 @@ from flask_idempotency.testing.contract.support import (
 SCHEDULES = 300
 
 
-def to_void(key: StorageKey, *, callers: Callers | None = None) -> ClaimRequest:
-    return a_request(key, fingerprint=VOIDED, callers=callers)
-
-
-def voided(kit: Kit, key: StorageKey, *, keep: float = KEEP) -> Voided:
-    """Void a key that must be free, and return the outcome."""
-    outcome = kit.store.void(to_void(key), token=a_token(), keep=keep)
-    assert isinstance(outcome, Voided)
-    return outcome
-
-
 class VoidContract(Contract):
     """The contract of `flask_idempotency.engine.capabilities.Void`, for a store that has quotas and recovery too."""
 
     def test_no_request_runs_under_a_voided_key(self, kit: Kit) -> None:
         """Whatever its fingerprint, and for as long as it is kept. Then the key is free, and the fence is higher."""
         key = a_key()
-        outcome = voided(kit, key)
+        outcome = kit.void(key)
         record = kit.found(key)
 
-        assert near(kit.now) == outcome.first_seen
+        assert Voided(near(kit.now)) == outcome
         assert (record.state, record.fingerprint, record.payload) == (State.COMPLETED, VOIDED, VOID)
         assert near(KEEP) == record.remaining
         kit.advance(KEEP - 1)
         for fingerprint in (FINGERPRINT, OTHER_FINGERPRINT):
-            request = a_request(key, fingerprint=fingerprint)
-            assert outcome == kit.store.claim(request, token=a_token(), lease=LEASE)
+            assert outcome == kit.ask(key, fingerprint=fingerprint)
         kit.advance(2)
         assert kit.store.read(key) is None
         assert kit.granted(key).fence > record.fence
@@ -79,81 +64,68 @@ class VoidContract(Contract):
     def test_a_voided_key_is_voided_again_without_a_change(self, kit: Kit) -> None:
         """Under the same token, as after a lost reply, and under another one."""
         key, token = a_key(), a_token()
-        first = kit.store.void(to_void(key), token=token, keep=KEEP)
+        first = kit.void(key, token=token)
         record = kit.found(key)
         kit.advance(5)
 
-        assert [first] * 2 == [kit.store.void(to_void(key), token=each, keep=2 * KEEP) for each in (token, a_token())]
-        assert replace(record, remaining=record.remaining - 5) == replace(
-            kit.found(key), remaining=record.remaining - 5
-        )
+        assert [first] * 2 == [kit.void(key, token=each, keep=2 * KEEP) for each in (token, a_token())]
+        assert record == replace(kit.found(key), remaining=record.remaining)
 
     @for_each("standing", STANDINGS)
     def test_a_key_with_a_record_is_not_voided(self, kit: Kit, standing: Standing) -> None:
         """Its record stays as it is, and so does the right of its worker."""
-        key = a_key()
         first_seen = kit.now
-        token = kit.stand(key, standing)
+        key, token = kit.placed(standing)
         before = kit.found(key)
 
-        outcome = kit.store.void(to_void(key), token=a_token(), keep=KEEP)
+        outcome = kit.void(key)
         assert (Mismatched(near(first_seen)), before) == (outcome, kit.found(key))
         kit.store.complete(key, token, PAYLOAD, keep=KEEP)
         assert kit.found(key).payload == PAYLOAD
 
     def test_a_key_that_is_free_again_is_voided(self, kit: Kit) -> None:
         """After a release, and after its response has expired. The fence rises."""
-        released, expired = a_key(), a_key()
-        token = kit.stand(released, "in flight")
-        fences = [kit.found(released).fence]
+        (released, token), expired = kit.begin(), kit.complete()
+        fences = [kit.found(key).fence for key in (released, expired)]
         kit.store.release(released, token)
-        kit.stand(expired, "completed")
-        fences.append(kit.found(expired).fence)
         kit.advance(KEEP + 1)
 
         for key, fence in zip((released, expired), fences, strict=True):
-            voided(kit, key)
+            assert isinstance(kit.void(key), Voided)
             assert kit.found(key).fence > fence
             assert isinstance(kit.ask(key), Voided)
 
     def test_the_key_of_another_caller_is_left_alone(self, kit: Kit) -> None:
         """Whether that caller voided it or used it. A record of the caller itself is found."""
         mine, others = (Callers(shown=frozenset({(tenant, "alice")})) for tenant in ("acme", "globex"))
-        key, used = a_key(), a_key()
-        kit.store.void(to_void(key, callers=mine), token=a_token(), keep=KEEP)
-        kit.granted(used)
+        key, (used, _) = a_key(), kit.begin()
+        kit.void(key, callers=mine)
 
         for each in (key, used):
-            assert isinstance(kit.store.void(to_void(each, callers=others), token=a_token(), keep=KEEP), OtherCaller)
-        assert isinstance(kit.store.void(to_void(key, callers=mine), token=a_token(), keep=KEEP), Voided)
-        claims = [a_request(key, callers=callers) for callers in (mine, others)]
-        outcomes = [kit.store.claim(each, token=a_token(), lease=LEASE) for each in claims]
-        assert [Voided, OtherCaller] == [type(each) for each in outcomes]
+            assert isinstance(kit.void(each, callers=others), OtherCaller)
+        assert isinstance(kit.void(key, callers=mine), Voided)
+        assert [Voided, OtherCaller] == [type(kit.ask(key, callers=callers)) for callers in (mine, others)]
 
     def test_it_counts_as_a_key_of_its_tenant(self, kit: Kit) -> None:
         """Until it expires, without a byte. Above the limit nothing is written, and a voided key is still found."""
-        first, second = (a_key(tid=a_key().tid) for _ in range(2))
-        second = replace(second, tid=first.tid)
-        quota = Quota(records=1)
+        tenant = Tenant(kit, Quota(records=1))
+        first, second = tenant.key(), tenant.key()
 
-        def void(key: StorageKey) -> object:
-            return kit.store.void(to_void(key), token=a_token(), keep=KEEP, quota=quota)
-
-        assert isinstance(void(first), Voided)
-        assert (Usage(1, 0, 0), True) == (kit.store.ledger.usage(first.tid), kit.found(first).in_quota)
-        refused = void(second)
+        assert isinstance(tenant.void(first), Voided)
+        assert (Usage(1, 0, 0), True) == (tenant.usage, tenant.found(first).in_quota)
+        refused = tenant.void(second)
         assert isinstance(refused, OverQuota)
         assert (refused.limit, refused.allowed, kit.store.read(second)) == ("records", 1, None)
-        assert isinstance(void(first), Voided)
-        assert kit.store.ledger.reconcile(first.tid).none
-        kit.advance(kit.found(first).remaining + 0.01)
-        assert Usage() == kit.store.ledger.usage(first.tid)
-        assert isinstance(void(second), Voided)
+        assert isinstance(tenant.void(first), Voided)
+        assert tenant.drift.none
+        kit.advance(tenant.found(first).remaining + 0.01)
+        assert Usage() == tenant.usage
+        assert isinstance(tenant.void(second), Voided)
 
     def test_an_operator_finds_it_and_frees_it(self, kit: Kit) -> None:
         """It is among the completed records. By force it is released, and a request runs, with a higher fence."""
         key = a_key()
-        voided(kit, key)
+        kit.void(key)
 
         fence = kit.found(key).fence
         # All pages: a store that others use may return one without a record of this tenant.
@@ -165,14 +137,7 @@ class VoidContract(Contract):
         """Either the request runs and nothing was voided, or the key is voided and no request runs."""
         for _ in range(ROUNDS):
             key = a_key()
-
-            def claim(key: StorageKey = key) -> StoreOutcome:
-                return kit.ask(key)
-
-            def void(key: StorageKey = key) -> StoreOutcome:
-                return kit.store.void(to_void(key), token=a_token(), keep=KEEP)
-
-            outcomes = at_once(*[claim, void] * (THREADS // 2))
+            outcomes = at_once(*[partial(kit.ask, key), partial(kit.void, key)] * (THREADS // 2))
             runs = sum(isinstance(each, Grant) for each in outcomes)
             assert (runs, sum(isinstance(each, Voided) for each in outcomes)) in ((1, 0), (0, THREADS))
 
@@ -210,7 +175,7 @@ def run_schedule(kit: Kit, seed: int) -> None:
 
     def void(token: bytes, *, lost: bool) -> None:
         nonlocal confirmed
-        outcome = kit.store.void(to_void(key), token=token, keep=KEEP)
+        outcome = kit.void(key, token=token)
         if isinstance(outcome, Voided):
             assert not runs, f"schedule {seed}: a key was voided although its request ran"
             confirmed = confirmed or not lost
