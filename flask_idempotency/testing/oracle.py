@@ -86,7 +86,7 @@ class Oracle:
         return [
             found
             for key in sorted({*runs, *answers})
-            for found in (*self._judge(key, runs[key], answers.get(key, ())), *_from_other_keys(key, shared))
+            for found in self._judge(key, runs[key], answers.get(key, ()), shared)
         ]
 
     def check(self) -> None:
@@ -94,7 +94,9 @@ class Oracle:
         if found := self.violations():
             raise AssertionError(f"{len(found)} promises broken\n" + "\n".join(map(str, found)))
 
-    def _judge(self, key: str, runs: int, answers: tuple[Delivered, ...]) -> Iterable[Violation]:
+    def _judge(
+        self, key: str, runs: int, answers: tuple[Delivered, ...], shared: Iterable[set[str]]
+    ) -> Iterable[Violation]:
         successes = {answer.content for answer in answers if answer.succeeded}
         if self._runs_once and runs > 1:
             yield Violation("ran more than once", key, f"{runs} times")
@@ -104,6 +106,9 @@ class Oracle:
             yield Violation("an answer and no run", key, f"{len(answers)} answers")
         if unlike := _unlike_the_first(answers):
             yield Violation("a replay unlike the first", key, f"{unlike} of {len(answers)} answers")
+        for keys in shared:
+            if key in keys:
+                yield Violation("another key's answer", key, f"one body under {len(keys)} keys")
 
 
 def _unlike_the_first(answers: tuple[Delivered, ...]) -> int:
@@ -129,9 +134,3 @@ def _shared(answers: Mapping[str, Iterable[Delivered]]) -> list[set[str]]:
             if answer.body and (answer.succeeded or answer.replayed):
                 holders[answer.body].add(key)
     return [keys for keys in holders.values() if len(keys) > 1]
-
-
-def _from_other_keys(key: str, shared: Iterable[set[str]]) -> Iterable[Violation]:
-    for keys in shared:
-        if key in keys:
-            yield Violation("another key's answer", key, f"one body under {len(keys)} keys")

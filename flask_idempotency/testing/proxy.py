@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
@@ -130,8 +132,7 @@ class TcpProxy:
             thread.join(JOIN_SECONDS)
         self._listener.close()
 
-    def _start(self, run: object, *arguments: object) -> None:
-        assert callable(run)
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -188,21 +189,21 @@ class TcpProxy:
             return self._losses.pop(0) if self._losses else None
 
 
+@dataclass(slots=True, eq=False)
 class _Connection:
     """A client's connection and its connection to the server."""
 
-    def __init__(self, client: socket.socket, server: socket.socket, replies: Gate) -> None:
-        self.client = client
-        self.server = server
-        self._replies = replies
-        self.swallow_next = False
+    client: socket.socket
+    server: socket.socket
+    replies: Gate
+    swallow_next: bool = False
 
     def pass_replies(self) -> None:
         with contextlib.suppress(OSError):
             while data := self.server.recv(CHUNK_BYTES):
                 if self.swallow_next:
                     break
-                if self._replies.passes():
+                if self.replies.passes():
                     self.client.sendall(data)
         self.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -67,16 +68,12 @@ class ActivityContract(Contract):
             assert [(int(kit.now), total)] == [(bucket.start, bucket.counts) for bucket in page.buckets]
 
     def test_an_application_without_counts_has_no_bucket(self, kit: Kit) -> None:
-        """The page still tells the time."""
-        page = kit.store.activity.read(an_owner(), length=MINUTE, seconds=86400)
-
-        assert (near(kit.now), []) == (page.now, list(page.buckets))
-
-    def test_an_empty_call_counts_nothing(self, kit: Kit) -> None:
+        """An empty call counts nothing. The page still tells the time."""
         owner = an_owner()
         kit.store.activity.add(owner, {}, token=a_token())
+        page = kit.store.activity.read(owner, length=MINUTE, seconds=86400)
 
-        assert list(kit.store.activity.read(owner, length=MINUTE, seconds=HOUR).buckets) == []
+        assert (near(kit.now), []) == (page.now, list(page.buckets))
 
     def test_each_minute_and_each_hour_has_its_bucket(self, kit: Kit) -> None:
         """The oldest first. Their starts are whole minutes and hours, and empty ones are left out."""
@@ -193,17 +190,19 @@ class ActivityContract(Contract):
 
 
 def seen_by(
-    kit: Kit,
-    key: StorageKey,
-    token: bytes,
-    *,
-    fingerprint: bytes = FINGERPRINT,
-    hold_lapsed: bool = False,
+    kit: Kit, key: StorageKey, token: bytes = b"", *, fingerprint: bytes = FINGERPRINT, hold_lapsed: bool = False
 ) -> Observed:
-    """What a request with this token finds."""
+    """What a new request finds, or the one with this token."""
     return kit.store.observations.observe(
-        key, token=token, fingerprint=fingerprint, lease=LEASE, keep=KEEP, hold_lapsed=hold_lapsed
+        key, token=token or a_token(), fingerprint=fingerprint, lease=LEASE, keep=KEEP, hold_lapsed=hold_lapsed
     )
+
+
+def watched(kit: Kit) -> tuple[StorageKey, bytes]:
+    """Return a new key, and the token of the first request that is seen with it."""
+    key, token = a_key(), a_token()
+    seen_by(kit, key, token)
+    return key, token
 
 
 def found(sighting: Sighting, ago: float = 0.0) -> Observed:
@@ -216,41 +215,38 @@ class ObservationsContract(Contract):
     def test_the_second_request_conflicts_while_the_first_runs(self, kit: Kit) -> None:
         """And so does a third. Each learns how long ago the first one began."""
         key = a_key()
-        assert found(Sighting.NEW) == seen_by(kit, key, a_token())
+        assert found(Sighting.NEW) == seen_by(kit, key)
         kit.advance(2.5)
 
-        assert [found(Sighting.CONFLICT, 2.5)] * 2 == [seen_by(kit, key, a_token()) for _ in range(2)]
+        assert [found(Sighting.CONFLICT, 2.5)] * 2 == [seen_by(kit, key) for _ in range(2)]
 
     @for_each(("ending", "then"), ((Ending.KEPT, Sighting.REPLAY), (Ending.QUARANTINED, Sighting.UNKNOWN)))
     def test_an_ending_is_what_later_requests_find(self, kit: Kit, ending: Ending, then: Sighting) -> None:
         """For `keep` seconds from the end. Then the key is new."""
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         kit.advance(5)
         kit.store.observations.end(key, token, ending, keep=KEEP)
         kit.advance(KEEP - 0.125)
-        assert [found(then, KEEP + 4.875)] * 2 == [seen_by(kit, key, a_token()) for _ in range(2)]
+        assert [found(then, KEEP + 4.875)] * 2 == [seen_by(kit, key) for _ in range(2)]
         kit.advance(0.125)
 
-        assert found(Sighting.NEW) == seen_by(kit, key, a_token())
+        assert found(Sighting.NEW) == seen_by(kit, key)
 
     def test_a_released_key_is_new(self, kit: Kit) -> None:
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         kit.store.observations.end(key, token, Ending.RELEASED, keep=KEEP)
 
-        assert found(Sighting.NEW) == seen_by(kit, key, a_token(), fingerprint=OTHER_FINGERPRINT)
+        assert found(Sighting.NEW) == seen_by(kit, key, fingerprint=OTHER_FINGERPRINT)
 
     @for_each("ending", (None, Ending.KEPT, Ending.QUARANTINED, "lapsed"))
     def test_another_request_mismatches_in_any_state(self, kit: Kit, ending: Ending | str | None) -> None:
         """It changes nothing, so the watched request is found as before."""
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         if isinstance(ending, Ending):
             kit.store.observations.end(key, token, ending, keep=KEEP)
         kit.advance(LEASE + 1 if ending == "lapsed" else 1)
         for hold in (False, True):
-            other = seen_by(kit, key, a_token(), fingerprint=OTHER_FINGERPRINT, hold_lapsed=hold)
+            other = seen_by(kit, key, fingerprint=OTHER_FINGERPRINT, hold_lapsed=hold)
             assert Sighting.MISMATCH is other.sighting
 
         expected = {
@@ -259,7 +255,7 @@ class ObservationsContract(Contract):
             Ending.QUARANTINED: Sighting.UNKNOWN,
             "lapsed": Sighting.TAKEN_OVER,
         }
-        assert expected[ending] is seen_by(kit, key, a_token()).sighting
+        assert expected[ending] is seen_by(kit, key).sighting
 
     def test_the_same_request_again_finds_what_it_found(self, kit: Kit) -> None:
         """Its reply may have been lost. The one that took over, too."""
@@ -274,8 +270,7 @@ class ObservationsContract(Contract):
 
     def test_a_lapsed_lease_is_taken_over(self, kit: Kit) -> None:
         """When it ends, and by one request. The one before may write no more."""
-        key, token, heir = a_key(), a_token(), a_token()
-        seen_by(kit, key, token)
+        (key, token), heir = watched(kit), a_token()
         kit.advance(LEASE - 0.125)
         assert Sighting.CONFLICT is seen_by(kit, key, heir).sighting
         kit.advance(0.125)
@@ -283,119 +278,105 @@ class ObservationsContract(Contract):
         for ending in Ending:
             kit.store.observations.end(key, token, ending, keep=KEEP)
 
-        assert found(Sighting.CONFLICT, LEASE) == seen_by(kit, key, a_token())
+        assert found(Sighting.CONFLICT, LEASE) == seen_by(kit, key)
         kit.store.observations.end(key, heir, Ending.KEPT, keep=KEEP)
-        assert found(Sighting.REPLAY, LEASE) == seen_by(kit, key, a_token())
+        assert found(Sighting.REPLAY, LEASE) == seen_by(kit, key)
 
     def test_a_lapsed_lease_may_leave_the_outcome_unknown(self, kit: Kit) -> None:
         """For `keep` seconds, whatever later requests would do. Its own end comes too late."""
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         kit.advance(LEASE)
-        assert found(Sighting.UNKNOWN, LEASE) == seen_by(kit, key, a_token(), hold_lapsed=True)
+        assert found(Sighting.UNKNOWN, LEASE) == seen_by(kit, key, hold_lapsed=True)
         kit.store.observations.end(key, token, Ending.KEPT, keep=KEEP)
         kit.advance(KEEP - 0.125)
-        assert Sighting.UNKNOWN is seen_by(kit, key, a_token()).sighting
+        assert Sighting.UNKNOWN is seen_by(kit, key).sighting
         kit.advance(0.125)
 
-        assert found(Sighting.NEW) == seen_by(kit, key, a_token())
+        assert found(Sighting.NEW) == seen_by(kit, key)
 
     def test_a_late_end_counts_if_no_request_took_over(self, kit: Kit) -> None:
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         kit.advance(LEASE + 5)
         kit.store.observations.end(key, token, Ending.KEPT, keep=KEEP)
 
-        assert found(Sighting.REPLAY, LEASE + 5) == seen_by(kit, key, a_token())
+        assert found(Sighting.REPLAY, LEASE + 5) == seen_by(kit, key)
 
     def test_a_renewal_extends_the_lease_and_never_shortens_it(self, kit: Kit) -> None:
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         kit.advance(LEASE - 1)
         kit.store.observations.renew(key, token, lease=LEASE)
         kit.store.observations.renew(key, token, lease=1)
         kit.advance(LEASE - 0.125)
-        assert Sighting.CONFLICT is seen_by(kit, key, a_token()).sighting
+        assert Sighting.CONFLICT is seen_by(kit, key).sighting
         kit.advance(0.125)
 
-        assert Sighting.TAKEN_OVER is seen_by(kit, key, a_token()).sighting
+        assert Sighting.TAKEN_OVER is seen_by(kit, key).sighting
 
     def test_a_renewal_by_another_request_is_harmless(self, kit: Kit) -> None:
         """So is one after the end, and one of a key that no request has used."""
-        key, ended, token = a_key(), a_key(), a_token()
-        seen_by(kit, key, a_token())
-        seen_by(kit, ended, token)
+        (key, _), (ended, token) = watched(kit), watched(kit)
         kit.store.observations.end(ended, token, Ending.KEPT, keep=1)
         for renewed in (key, ended, a_key()):
             kit.store.observations.renew(renewed, token, lease=KEEP)
         kit.advance(LEASE)
 
-        assert Sighting.TAKEN_OVER is seen_by(kit, key, a_token()).sighting
-        assert Sighting.NEW is seen_by(kit, ended, a_token()).sighting
+        assert Sighting.TAKEN_OVER is seen_by(kit, key).sighting
+        assert Sighting.NEW is seen_by(kit, ended).sighting
 
     def test_the_first_end_counts(self, kit: Kit) -> None:
         """A repeated one is harmless, and so is one of a key that no request has used."""
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         for ending in (Ending.KEPT, Ending.KEPT, Ending.QUARANTINED, Ending.RELEASED):
             kit.store.observations.end(key, token, ending, keep=KEEP)
             kit.store.observations.end(a_key(), token, ending, keep=KEEP)
 
-        assert Sighting.REPLAY is seen_by(kit, key, a_token()).sighting
+        assert Sighting.REPLAY is seen_by(kit, key).sighting
 
     def test_a_request_that_never_ends_is_forgotten(self, kit: Kit) -> None:
         """After its lease and `keep` seconds. Then it can neither renew nor end."""
-        key, token = a_key(), a_token()
-        seen_by(kit, key, token)
+        key, token = watched(kit)
         kit.store.observations.renew(key, token, lease=2 * LEASE)
         kit.advance(2 * LEASE + KEEP - 0.125)
-        assert Sighting.MISMATCH is seen_by(kit, key, a_token(), fingerprint=OTHER_FINGERPRINT).sighting
+        assert Sighting.MISMATCH is seen_by(kit, key, fingerprint=OTHER_FINGERPRINT).sighting
         kit.advance(0.125)
         kit.store.observations.renew(key, token, lease=LEASE)
         kit.store.observations.end(key, token, Ending.KEPT, keep=KEEP)
 
-        assert found(Sighting.NEW) == seen_by(kit, key, a_token(), fingerprint=OTHER_FINGERPRINT)
+        assert found(Sighting.NEW) == seen_by(kit, key, fingerprint=OTHER_FINGERPRINT)
 
     def test_a_clock_that_is_set_back_makes_no_negative_time(self, kit: Kit) -> None:
-        key = a_key()
-        seen_by(kit, key, a_token())
+        key, _ = watched(kit)
         kit.advance(-10)
 
-        assert found(Sighting.CONFLICT) == seen_by(kit, key, a_token())
+        assert found(Sighting.CONFLICT) == seen_by(kit, key)
 
     def test_keys_are_apart_also_of_one_tenant(self, kit: Kit) -> None:
-        key = a_key()
-        seen_by(kit, key, a_token())
+        key, _ = watched(kit)
 
-        assert found(Sighting.NEW) == seen_by(kit, a_key(tid=key.tid), a_token())
+        assert found(Sighting.NEW) == seen_by(kit, a_key(tid=key.tid))
 
     def test_a_claim_never_finds_an_observation(self, kit: Kit) -> None:
         """Nor an observation a record."""
         key, claimed = a_key(), a_key()
-        seen_by(kit, key, a_token())
+        seen_by(kit, key)
         assert kit.store.read(key) is None
         kit.granted(key, fingerprint=OTHER_FINGERPRINT)
         kit.granted(claimed)
 
-        assert Sighting.CONFLICT is seen_by(kit, key, a_token()).sighting
-        assert found(Sighting.NEW) == seen_by(kit, claimed, a_token(), fingerprint=OTHER_FINGERPRINT)
+        assert Sighting.CONFLICT is seen_by(kit, key).sighting
+        assert found(Sighting.NEW) == seen_by(kit, claimed, fingerprint=OTHER_FINGERPRINT)
 
-    def test_of_many_one_is_new(self, kit: Kit) -> None:
-        """All others conflict with it."""
+    @for_each(("lapsed", "first"), ((False, Sighting.NEW), (True, Sighting.TAKEN_OVER)))
+    def test_of_many_one_is_new(self, kit: Kit, lapsed: bool, first: Sighting) -> None:
+        """Or takes over, if a lease is over. All others conflict with it."""
         for _ in range(ROUNDS):
             key = a_key()
-            sightings = at_once(*[lambda key=key: seen_by(kit, key, a_token()).sighting.value for _ in range(THREADS)])
+            if lapsed:
+                seen_by(kit, key)
+                kit.advance(LEASE)
+            observed = at_once(*[partial(seen_by, kit, key)] * THREADS)
 
-            assert sorted(["new", *["conflict"] * (THREADS - 1)]) == sorted(sightings)
-
-    def test_of_many_one_takes_over(self, kit: Kit) -> None:
-        for _ in range(ROUNDS):
-            key = a_key()
-            seen_by(kit, key, a_token())
-            kit.advance(LEASE)
-            sightings = at_once(*[lambda key=key: seen_by(kit, key, a_token()).sighting.value for _ in range(THREADS)])
-
-            assert sorted(["taken-over", *["conflict"] * (THREADS - 1)]) == sorted(sightings)
+            assert Counter(each.sighting for each in observed) == {first: 1, Sighting.CONFLICT: THREADS - 1}
 
 
 def an_actor() -> str:

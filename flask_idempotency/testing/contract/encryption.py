@@ -54,22 +54,14 @@ def replayed(kit: Kit, key: StorageKey) -> Record:
 class DataKeysContract(Contract):
     """The contract of `flask_idempotency.engine.capabilities.DataKeys`. Override `store`."""
 
-    def test_a_tenant_begins_without_keys(self, kit: Kit) -> None:
-        """No number was used."""
-        shelf = kit.store.data_keys.read_keys(a_key().tid)
-
-        assert (shelf.keys, shelf.last) == ((), 0)
-
     def test_a_data_key_is_returned_unchanged(self, kit: Kit) -> None:
-        """All bytes of it, and only for its tenant."""
-        tid, other = a_key().tid, a_key().tid
+        """All bytes of it, and only for its tenant. Another has none, and has used no number."""
+        tid = a_key().tid
 
         assert kit.add_data_key(tid)
-        assert ((DataKey(1, KID, WRAPPED),), 1) == (
-            kit.store.data_keys.read_keys(tid).keys,
-            kit.store.data_keys.read_keys(tid).last,
-        )
-        assert kit.store.data_keys.read_keys(other).keys == ()
+        shelf, other = kit.store.data_keys.read_keys(tid), kit.store.data_keys.read_keys(a_key().tid)
+        assert ((DataKey(1, KID, WRAPPED),), 1) == (shelf.keys, shelf.last)
+        assert (other.keys, other.last) == ((), 0)
 
     def test_numbers_rise(self, kit: Kit) -> None:
         """The store never reuses a number, with one worker or many."""
@@ -105,9 +97,8 @@ class DataKeysContract(Contract):
 
     def test_a_closed_key_opens_and_seals_no_more(self, kit: Kit) -> None:
         """The store returns the time of the change, and the worker seals with another key."""
-        key, token = a_key(), a_token()
+        key, token = kit.begin()
         kit.add_data_key(key.tid), kit.add_data_key(key.tid, 2)
-        kit.granted(key, token=token)
         kit.store.data_keys.disable(key.tid, 1)
         kit.advance(10)
         for number in (1, 7):
@@ -181,9 +172,8 @@ class DataKeysContract(Contract):
 
     def test_a_completion_that_is_repeated_after_its_key_has_gone_is_done(self, kit: Kit) -> None:
         """The first response stays, and its owner must not store it again."""
-        key, token = a_key(), a_token()
+        key, token = kit.begin()
         kit.add_data_key(key.tid)
-        kit.granted(key, token=token)
         kit.store.complete(key, token, SEALED, keep=KEEP)
         kit.store.data_keys.disable(key.tid, 1)
         kit.store.data_keys.delete(key.tid, 1)
@@ -224,11 +214,10 @@ class DataKeysContract(Contract):
         kit.granted(key)
 
     @for_each("standing", ("in flight", "quarantined", "lapsed, takeover"))
-    def test_a_late_worker_cannot_bring_back_an_erased_tenant(self, kit: Kit, standing: str) -> None:
+    def test_a_late_worker_cannot_bring_back_an_erased_tenant(self, kit: Kit, standing: Standing) -> None:
         """Neither the old key nor a new one seals it. The record may still show that the request completed."""
-        key = a_key()
+        key, token = kit.placed(standing)
         kit.add_data_key(key.tid)
-        token = kit.stand(key, standing)  # type: ignore[arg-type]
         kit.store.data_keys.shred(key.tid)
         kit.advance(1)
         kit.add_data_key(key.tid, 2)
@@ -242,12 +231,11 @@ class DataKeysContract(Contract):
 
     def test_an_erased_tenant_may_come_back(self, kit: Kit) -> None:
         """With keys and responses that were not used before."""
-        key, tid = a_key(), a_key().tid
-        kit.add_data_key(tid)
-        kit.store.data_keys.shred(tid)
+        key = a_key()
+        kit.add_data_key(key.tid)
+        kit.store.data_keys.shred(key.tid)
         kit.advance(1)
-        key = a_key(tid=tid)
-        kit.add_data_key(tid, 2)
+        kit.add_data_key(key.tid, 2)
         payload = replace(PAYLOAD, sealed_by=SealedBy(KID, 2))
         kit.complete(key, payload)
 

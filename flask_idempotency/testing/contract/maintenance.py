@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
 from functools import partial
 
-from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Record, Unknown
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.engine.tasks import TaskReport
@@ -19,7 +17,6 @@ from flask_idempotency.testing.contract.support import (
     Contract,
     Kit,
     Standing,
-    a_key,
     a_token,
     for_each,
     near,
@@ -74,12 +71,11 @@ class ExpiryContract(Contract):
 
     def test_what_is_over_is_free_before_and_after(self, kit: Kit) -> None:
         """A removal only frees space: requests behave the same before and after."""
-        removed, lying = a_key(), a_key()
-        kit.stand(removed, "completed")
+        removed = kit.complete()
         fence = kit.found(removed).fence
         kit.advance(KEEP)
         kit.sweep()
-        kit.stand(lying, "completed")
+        lying = kit.complete()
         kit.advance(KEEP)
 
         assert [kit.store.read(key) for key in (removed, lying)] == [None, None]
@@ -98,12 +94,10 @@ class ExpiryContract(Contract):
 
     def test_a_key_in_its_next_life_is_not_removed_for_its_last(self, kit: Kit) -> None:
         """The first response has expired, and an index entry of it must not remove the second one."""
-        answered, flying = a_key(), a_key()
-        for key in (answered, flying):
-            kit.stand(key, "completed")
+        answered, flying = kit.complete(), kit.complete()
         kit.advance(KEEP)
-        kit.stand(answered, "completed")
-        kit.stand(flying, "in flight")
+        kit.complete(answered)
+        kit.begin(flying)
         kit.sweep()
 
         assert isinstance(kit.ask(answered), Record)
@@ -112,7 +106,7 @@ class ExpiryContract(Contract):
     @for_each("limit", (1, 3, 1000))
     def test_it_ends(self, kit: Kit, limit: int) -> None:
         """If no expired record is left. One call removes at most `limit` records."""
-        keys = self.answered(kit, 7)
+        keys = [kit.complete() for _ in range(7)]
         kit.advance(KEEP)
         kit.sweep(limit=limit)
 
@@ -127,7 +121,8 @@ class ExpiryContract(Contract):
         kit.advance(10 * AGES)
         for sweepers in (1, 6):
             kit.sweep()
-            self.answered(kit, 30)
+            for _ in range(30):
+                kit.complete()
             kit.advance(KEEP)
             alone = at_once(*[lambda: kit.sweep(limit=4)] * sweepers)
             # A call that finds the rest locked by other calls may return before them.
@@ -137,7 +132,7 @@ class ExpiryContract(Contract):
 
     def test_removal_during_claims_is_harmless(self, kit: Kit) -> None:
         """A worker claims an expired key at the moment in which the store removes it."""
-        keys = self.answered(kit, 20)
+        keys = [kit.complete() for _ in range(20)]
         kit.advance(KEEP)
 
         def claim() -> int:
@@ -164,10 +159,6 @@ class ExpiryContract(Contract):
         kit.advance(KEEP + EXTRA + 1)
         kit.sweep()
         assert (Usage(2), Drift()) == (tenant.usage, tenant.drift)
-
-    def answered(self, kit: Kit, number: int) -> list[StorageKey]:
-        """Keys whose responses expire together."""
-        return [kit.complete() for _ in range(number)]
 
 
 # Tasks are written down, and done by one at a time.
@@ -204,12 +195,12 @@ class TaskLogContract(Contract):
         kit.store.task_log.report(task, '{"removed":1}')
         kit.advance(100)
         kit.store.task_log.report(other, "{}")
-        assert (near(100), '{"removed":1}') == report_of(kit.store.task_log.reports(), task)
+        assert TaskReport(near(100), '{"removed":1}') == kit.store.task_log.reports()[task]
         kit.store.task_log.report(task, '{"removed":2}')
         kit.advance(0.5)
 
-        assert (near(0.5), '{"removed":2}') == report_of(kit.store.task_log.reports(), task)
-        assert (near(0.5), "{}") == report_of(kit.store.task_log.reports(), other)
+        assert TaskReport(near(0.5), '{"removed":2}') == kit.store.task_log.reports()[task]
+        assert TaskReport(near(0.5), "{}") == kit.store.task_log.reports()[other]
 
     @for_each(
         "report",
@@ -234,7 +225,7 @@ class TaskLogContract(Contract):
         kit.store.task_log.report(task, "{}")
         kit.advance(400 * 86400)
 
-        assert (near(400 * 86400), "{}") == report_of(kit.store.task_log.reports(), task)
+        assert TaskReport(near(400 * 86400), "{}") == kit.store.task_log.reports()[task]
 
     def test_one_at_a_time(self, kit: Kit) -> None:
         """The second is refused, and a third; another task is another's."""
@@ -296,26 +287,16 @@ class TaskLogContract(Contract):
         assert not kit.store.task_log.lock(task, a_token(), lease=LOCK)
         kit.store.task_log.unlock(task, token)
 
-        assert (near(0), '{"removed":2}') == report_of(kit.store.task_log.reports(), task)
+        assert TaskReport(near(0), '{"removed":2}') == kit.store.task_log.reports()[task]
 
-    def test_of_many_one_has_it(self, kit: Kit) -> None:
-        """All other janitors learn that the lock is taken."""
+    @for_each("died", (False, True))
+    def test_of_many_one_has_it(self, kit: Kit, died: bool) -> None:
+        """Also when its holder has died. All other janitors learn that the lock is taken."""
         for _ in range(ROUNDS):
             task = a_task()
+            if died:
+                assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
+                kit.advance(LOCK + 1)
             locks = [partial(kit.store.task_log.lock, task, a_token(), lease=LOCK) for _ in range(THREADS)]
 
             assert at_once(*locks).count(True) == 1
-
-    def test_of_many_one_inherits_it(self, kit: Kit) -> None:
-        """When its holder has died."""
-        for _ in range(ROUNDS):
-            task = a_task()
-            assert kit.store.task_log.lock(task, a_token(), lease=LOCK)
-            kit.advance(LOCK + 1)
-            locks = [partial(kit.store.task_log.lock, task, a_token(), lease=LOCK) for _ in range(THREADS)]
-
-            assert at_once(*locks).count(True) == 1
-
-
-def report_of(reports: Mapping[str, TaskReport], task: str) -> tuple[float, str]:
-    return reports[task].ago, reports[task].report

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 
@@ -20,6 +21,7 @@ from flask_idempotency.testing.contract.support import (
     PAYLOAD,
     Contract,
     Kit,
+    Quarantined,
     Standing,
     a_key,
     a_token,
@@ -211,10 +213,10 @@ class Reaping(Contract):
 LEAST, MOST = 10.0, 100.0
 
 
-def due(kit: Kit, *, horizon: float, limit: int = 1000) -> list[SeenRecord]:
-    """All whose turn it is: there may be others' beside a test's own."""
+def due(kit: Kit, *, horizon: float | None = None, limit: int = 1000) -> list[SeenRecord]:
+    """All whose turn it is, now or at this horizon: there may be others' beside a test's own."""
     taken: list[SeenRecord] = []
-    while given := _given(kit, horizon=horizon, limit=limit):
+    while given := _given(kit, horizon=kit.now if horizon is None else horizon, limit=limit):
         assert len(given) <= limit
         taken += given
     return taken
@@ -231,23 +233,13 @@ def _given(kit: Kit, *, horizon: float, limit: int) -> Sequence[SeenRecord]:
 class ResolverQueue(Contract):
     """`next_for_resolver` returns each due key to one janitor at a time, and skips none."""
 
-    @for_each("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
-    def test_a_newly_quarantined_key_is_due_immediately(self, kit: Kit, how: str) -> None:
+    @for_each("how", get_args(Quarantined))
+    def test_a_newly_quarantined_key_is_due_immediately(self, kit: Kit, how: Quarantined) -> None:
         """However it got there, and with all that is known of it."""
-        match how:
-            case "held":
-                quarantined, _ = kit.stood("quarantined")
-            case "lapsed in a claim":
-                quarantined, _ = kit.noticed()
-            case "lapsed by a janitor":
-                lapsed, _ = kit.stood("lapsed, quarantine")
-                assert kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)
-                quarantined = kit.seen(lapsed.key)
-            case _:
-                quarantined, _ = kit.condemned()
+        quarantined = kit.quarantined(how)
 
         assert [outline(quarantined.record)] == [
-            outline(each.record) for each in due(kit, horizon=kit.now) if each.key == quarantined.key
+            outline(each.record) for each in due(kit) if each.key == quarantined.key
         ]
 
     def test_the_pauses_double_between_the_least_and_the_most(self, kit: Kit) -> None:
@@ -255,10 +247,10 @@ class ResolverQueue(Contract):
         quarantined, _ = kit.noticed()
         pauses = list[float]()
         while pauses[-2:] != [MOST, MOST]:
-            assert quarantined.key in keys(due(kit, horizon=kit.now))
+            assert quarantined.key in keys(due(kit))
             pauses.append(min(max(kit.now - quarantined.record.deadline, LEAST), MOST))
             kit.advance(pauses[-1] - 0.125)
-            assert quarantined.key not in keys(due(kit, horizon=kit.now))
+            assert quarantined.key not in keys(due(kit))
             kit.advance(0.25)
 
         assert pauses == pytest.approx([10, 11, 22, 44, 88, 100, 100], abs=5)
@@ -268,7 +260,7 @@ class ResolverQueue(Contract):
         quarantined, _ = kit.noticed()
         turns = list[bool]()
         for _ in range(3):
-            turns += [each.returned_before for each in due(kit, horizon=kit.now) if each.key == quarantined.key]
+            turns += [each.returned_before for each in due(kit) if each.key == quarantined.key]
             kit.advance(MOST + 1)
 
         assert turns == [False, True, True]
@@ -277,12 +269,12 @@ class ResolverQueue(Contract):
         """Its worker has run since, so the earlier turn no longer counts."""
         key, token = kit.placed("lapsed, quarantine")
         kit.ask(key)
-        assert [each.returned_before for each in due(kit, horizon=kit.now) if each.key == key] == [False]
+        assert [each.returned_before for each in due(kit) if each.key == key] == [False]
         kit.advance(MOST)
         kit.store.renew(key, token, lease=LEASE)
         kit.advance(86400)
 
-        assert [each.returned_before for each in due(kit, horizon=kit.now) if each.key == key] == [False]
+        assert [each.returned_before for each in due(kit) if each.key == key] == [False]
 
     def test_only_those_are_given_that_are_meant(self, kit: Kit) -> None:
         """Two applications may share a store. Neither gets the other's keys or uses up their turns."""
@@ -292,17 +284,17 @@ class ResolverQueue(Contract):
             given = kit.store.recovery.next_for_resolver(horizon=kit.now, least=LEAST, most=MOST, limit=2, owner=owner)
 
             assert [ours.key] == keys(given)
-        left = set(keys(due(kit, horizon=kit.now)))
+        left = set(keys(due(kit)))
         assert {several[0].key, several[3].key} == left & set(keys(several))
 
     def test_one_that_is_held_before_its_lease_is_over_waits_the_least(self, kit: Kit) -> None:
         """It has been quarantined for no time at all."""
         held, _ = kit.stood("quarantined")
-        assert held.key in keys(due(kit, horizon=kit.now))
+        assert held.key in keys(due(kit))
         kit.advance(LEAST - 0.125)
-        assert held.key not in keys(due(kit, horizon=kit.now))
+        assert held.key not in keys(due(kit))
         kit.advance(0.25)
-        assert held.key in keys(due(kit, horizon=kit.now))
+        assert held.key in keys(due(kit))
 
     def test_a_turn_after_the_horizon_has_not_come(self, kit: Kit) -> None:
         """If the clock was set forward, all turns come at the same time."""
@@ -317,15 +309,15 @@ class ResolverQueue(Contract):
     def test_a_turn_is_given_once(self, kit: Kit) -> None:
         """The janitor that got it may have died: the key comes again after its pause, and not before."""
         several = {kit.stood("quarantined")[0].key for _ in range(5)}
-        given = [key for key in keys(due(kit, horizon=kit.now, limit=2)) if key in several]
+        given = [key for key in keys(due(kit, limit=2)) if key in several]
 
         assert (several, 5) == (set(given), len(given))
-        assert not several & set(keys(due(kit, horizon=kit.now)))
+        assert not several & set(keys(due(kit)))
 
     def test_parallel_janitors_get_different_keys(self, kit: Kit) -> None:
         """Exactly one janitor gets each key."""
         several = {kit.stood("quarantined")[0].key for _ in range(20)}
-        given = at_once(*[lambda: due(kit, horizon=kit.now, limit=3)] * 8)
+        given = at_once(*[lambda: due(kit, limit=3)] * 8)
         ours = [key for each in given for key in keys(each) if key in several]
 
         assert (several, len(several)) == (set(ours), len(ours))
@@ -343,31 +335,31 @@ class ResolverQueue(Contract):
         else:
             kit.store.release(held.key, token)
 
-        assert held.key not in keys(due(kit, horizon=kit.now))
+        assert held.key not in keys(due(kit))
 
     def test_what_is_not_quarantined_is_not_due(self, kit: Kit) -> None:
         """A record with an expired lease has no turn until a janitor has quarantined it."""
         others = [kit.stood("lapsed, takeover"), kit.stood("lapsed, quarantine")]
         others += [kit.stood("in flight"), kit.stood("completed")]
 
-        assert not {each.key for each, _ in others} & set(keys(due(kit, horizon=kit.now)))
+        assert not {each.key for each, _ in others} & set(keys(due(kit)))
 
     def test_a_key_that_is_quarantined_again_is_due_immediately(self, kit: Kit) -> None:
         """This is a new attempt, so the pause of the last one does not count."""
         freed, answered = (kit.stood("quarantined") for _ in range(2))
-        due(kit, horizon=kit.now)
+        due(kit)
         assert kit.store.recovery.force_release(freed[0])
         kit.stand(freed[0].key, "quarantined")
         kit.store.complete(answered[0].key, answered[1], PAYLOAD, keep=KEEP)
         kit.store.mark_corrupt(answered[0].key, PAYLOAD)
-        given = keys(due(kit, horizon=kit.now))
+        given = keys(due(kit))
 
         assert [each.key in given for each, _ in (freed, answered)] == [True, True]
 
     def test_asking_changes_no_record(self, kit: Kit) -> None:
         """A turn is no lease: the owner, an operator and a janitor may resolve the key at the same time."""
         held, token = kit.stood("quarantined")
-        due(kit, horizon=kit.now)
+        due(kit)
 
         assert held.record == kit.found(held.key)
         kit.store.complete(held.key, token, PAYLOAD, keep=KEEP)

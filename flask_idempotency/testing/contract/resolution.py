@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 
@@ -20,6 +21,7 @@ from flask_idempotency.testing.contract.support import (
     STANDINGS,
     Contract,
     Kit,
+    Quarantined,
     Standing,
     a_key,
     a_token,
@@ -135,16 +137,10 @@ class ForceReleasing(Contract):
 class Resolving(Contract):
     """`resolve`: from now on this is the response, and the owner gets `LeaseLost`."""
 
-    @for_each("how", ("held", "lapsed", "condemned"))
-    def test_what_is_quarantined_is_completed(self, kit: Kit, how: str) -> None:
+    @for_each("how", get_args(Quarantined))
+    def test_what_is_quarantined_is_completed(self, kit: Kit, how: Quarantined) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
-        match how:
-            case "held":
-                quarantined, _ = kit.stood("quarantined")
-            case "lapsed":
-                quarantined, _ = kit.noticed()
-            case _:
-                quarantined, _ = kit.condemned()
+        quarantined = kit.quarantined(how)
         kit.advance(400 * 86400)
         token = a_token()
 

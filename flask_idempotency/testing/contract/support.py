@@ -92,6 +92,8 @@ def for_each(
 Standing: TypeAlias = Literal["in flight", "completed", "quarantined", "lapsed, takeover", "lapsed, quarantine"]
 STANDINGS: Final[tuple[Standing, ...]] = get_args(Standing)
 
+Quarantined: TypeAlias = Literal["held", "condemned", "lapsed in a claim", "lapsed by a janitor"]
+
 
 class Asked(TypedDict, total=False):
     """What `a_request` takes."""
@@ -303,6 +305,18 @@ class Kit:
         key, token = self.placed("lapsed, quarantine")
         assert isinstance(self.ask(key), Unknown)
         return self.seen(key), token
+
+    def quarantined(self, how: Quarantined) -> SeenRecord:
+        """Return the record of a new key that came into quarantine like this."""
+        if how == "held":
+            return self.stood("quarantined")[0]
+        if how == "condemned":
+            return self.condemned()[0]
+        if how == "lapsed in a claim":
+            return self.noticed()[0]
+        lapsed, _ = self.stood("lapsed, quarantine")
+        assert self.store.recovery.quarantine_expired(lapsed, horizon=self.now)
+        return self.seen(lapsed.key)
 
     def completes(self, key: StorageKey, token: bytes) -> bool:
         """Complete this request. Return whether the store has accepted that."""
