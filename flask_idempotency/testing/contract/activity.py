@@ -23,7 +23,6 @@ from flask_idempotency.testing.contract.support import (
     CapableStore,
     Contract,
     Kit,
-    a_key,
     a_token,
     for_each,
     near,
@@ -200,7 +199,7 @@ def seen_by(
 
 def watched(kit: Kit) -> tuple[StorageKey, bytes]:
     """Return a new key, and the token of the first request that is seen with it."""
-    key, token = a_key(), a_token()
+    key, token = kit.key(), a_token()
     seen_by(kit, key, token)
     return key, token
 
@@ -214,7 +213,7 @@ class ObservationsContract(Contract):
 
     def test_the_second_request_conflicts_while_the_first_runs(self, kit: Kit) -> None:
         """And so does a third. Each learns how long ago the first one began."""
-        key = a_key()
+        key = kit.key()
         assert found(Sighting.NEW) == seen_by(kit, key)
         kit.advance(2.5)
 
@@ -259,7 +258,7 @@ class ObservationsContract(Contract):
 
     def test_the_same_request_again_finds_what_it_found(self, kit: Kit) -> None:
         """Its reply may have been lost. The one that took over, too."""
-        key, token, heir = a_key(), a_token(), a_token()
+        key, token, heir = kit.key(), a_token(), a_token()
         for _ in range(2):
             assert found(Sighting.NEW) == seen_by(kit, key, token)
             kit.advance(1)
@@ -316,7 +315,7 @@ class ObservationsContract(Contract):
         """So is one after the end, and one of a key that no request has used."""
         (key, _), (ended, token) = watched(kit), watched(kit)
         kit.store.observations.end(ended, token, Ending.KEPT, keep=1)
-        for renewed in (key, ended, a_key()):
+        for renewed in (key, ended, kit.key()):
             kit.store.observations.renew(renewed, token, lease=KEEP)
         kit.advance(LEASE)
 
@@ -328,7 +327,7 @@ class ObservationsContract(Contract):
         key, token = watched(kit)
         for ending in (Ending.KEPT, Ending.KEPT, Ending.QUARANTINED, Ending.RELEASED):
             kit.store.observations.end(key, token, ending, keep=KEEP)
-            kit.store.observations.end(a_key(), token, ending, keep=KEEP)
+            kit.store.observations.end(kit.key(), token, ending, keep=KEEP)
 
         assert Sighting.REPLAY is seen_by(kit, key).sighting
 
@@ -353,11 +352,11 @@ class ObservationsContract(Contract):
     def test_keys_are_apart_also_of_one_tenant(self, kit: Kit) -> None:
         key, _ = watched(kit)
 
-        assert found(Sighting.NEW) == seen_by(kit, a_key(tid=key.tid))
+        assert found(Sighting.NEW) == seen_by(kit, kit.key(key.tid))
 
     def test_a_claim_never_finds_an_observation(self, kit: Kit) -> None:
         """Nor an observation a record."""
-        key, claimed = a_key(), a_key()
+        key, claimed = kit.key(), kit.key()
         seen_by(kit, key)
         assert kit.store.read(key) is None
         kit.granted(key, fingerprint=OTHER_FINGERPRINT)
@@ -370,7 +369,7 @@ class ObservationsContract(Contract):
     def test_of_many_one_is_new(self, kit: Kit, lapsed: bool, first: Sighting) -> None:
         """Or takes over, if a lease is over. All others conflict with it."""
         for _ in range(ROUNDS):
-            key = a_key()
+            key = kit.key()
             if lapsed:
                 seen_by(kit, key)
                 kit.advance(LEASE)
@@ -392,7 +391,7 @@ class AuditTrailContract(Contract):
 
     def test_entries_are_returned_in_order_and_with_their_times(self, kit: Kit) -> None:
         """The store sets the time, whatever the caller gave."""
-        key, entries = a_key(), []
+        key, entries = kit.key(), []
         for number in range(4):
             entry = replace(SETTLED, reason=f"reason {number}", certain=number != 2, at=5.0)
             entry = replace(entry, step="charge" if number == 1 else "", forced=number == 3)
@@ -405,13 +404,13 @@ class AuditTrailContract(Contract):
 
     def test_a_record_without_changes_has_no_entry(self, kit: Kit) -> None:
         """Also if another record of the tenant has."""
-        key = a_key()
+        key = kit.key()
         kit.store.audit.append(key, SETTLED, token=a_token())
 
-        assert list(kit.store.audit.entries(a_key(tid=key.tid))) == []
+        assert list(kit.store.audit.entries(kit.key(key.tid))) == []
 
     def test_the_same_call_again_adds_nothing(self, kit: Kit) -> None:
-        key, token, actor = a_key(), a_token(), an_actor()
+        key, token, actor = kit.key(), a_token(), an_actor()
         for _ in range(3):
             kit.store.audit.append(key, replace(SETTLED, actor=actor), token=token)
             kit.advance(1)
@@ -427,7 +426,7 @@ class AuditTrailContract(Contract):
         ids=("empty", "odd", "control", "json"),
     )
     def test_texts_are_returned_unchanged(self, kit: Kit, text: str) -> None:
-        key, entry = a_key(), replace(SETTLED, verb="never-happened", actor=text, reason=text, certain=False)
+        key, entry = kit.key(), replace(SETTLED, verb="never-happened", actor=text, reason=text, certain=False)
         kit.store.audit.append(key, entry, token=a_token())
 
         (returned,) = kit.store.audit.entries(key)
@@ -435,7 +434,7 @@ class AuditTrailContract(Contract):
 
     def test_a_text_within_its_limit_is_whole(self, kit: Kit) -> None:
         """A longer one may be cut at the limit, and never fails."""
-        key, actor = a_key(), an_actor() + "é" * LONGEST_ACTOR
+        key, actor = kit.key(), an_actor() + "é" * LONGEST_ACTOR
         for extra in (0, 3):
             entry = replace(SETTLED, actor=actor[: LONGEST_ACTOR + extra], reason="é" * (LONGEST_REASON + extra))
             kit.store.audit.append(key, entry, token=a_token())
@@ -449,7 +448,7 @@ class AuditTrailContract(Contract):
 
     def test_an_entry_is_kept_for_a_year_and_more(self, kit: Kit) -> None:
         """Then it is gone, also while later ones stay."""
-        key = a_key()
+        key = kit.key()
         kit.store.audit.append(key, SETTLED, token=a_token())
         kit.advance(AUDIT_KEPT_SECONDS - 1)
         later = replace(SETTLED, reason="again")
@@ -463,8 +462,8 @@ class AuditTrailContract(Contract):
         """In a span until now, of all records, and not those of others."""
         actor = an_actor()
         for _ in range(3):
-            kit.store.audit.append(a_key(), replace(SETTLED, actor=actor), token=a_token())
-            kit.store.audit.append(a_key(), replace(SETTLED, actor=an_actor()), token=a_token())
+            kit.store.audit.append(kit.key(), replace(SETTLED, actor=actor), token=a_token())
+            kit.store.audit.append(kit.key(), replace(SETTLED, actor=an_actor()), token=a_token())
             kit.advance(10)
 
         assert [kit.store.audit.count(actor, seconds=span) for span in (10, 20, 20.5, 40, 86400)] == [0, 1, 2, 3, 3]
@@ -473,8 +472,8 @@ class AuditTrailContract(Contract):
 
     def test_a_tenant_is_forgotten(self, kit: Kit) -> None:
         """All its records, and those of no other tenant. It is harmless again, and if there were none."""
-        key, other = a_key(), a_key()
-        keys = [key, a_key(tid=key.tid), a_key(tid=key.tid)]
+        key, other = kit.key(), kit.key()
+        keys = [key, kit.key(key.tid), kit.key(key.tid)]
         for each in (*keys, other):
             for _ in range(2):
                 kit.store.audit.append(each, SETTLED, token=a_token())
@@ -487,7 +486,7 @@ class AuditTrailContract(Contract):
 
     def test_many_actors_lose_no_entry(self, kit: Kit) -> None:
         """Of one record, at the same time."""
-        key, actor = a_key(), an_actor()
+        key, actor = kit.key(), an_actor()
 
         def append(number: int) -> None:
             for turn in range(ROUNDS):

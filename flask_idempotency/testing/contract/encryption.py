@@ -35,7 +35,6 @@ from flask_idempotency.testing.contract.support import (
     Contract,
     Kit,
     Standing,
-    a_key,
     a_token,
     for_each,
     lost,
@@ -56,23 +55,23 @@ class DataKeysContract(Contract):
 
     def test_a_data_key_is_returned_unchanged(self, kit: Kit) -> None:
         """All bytes of it, and only for its tenant. Another has none, and has used no number."""
-        tid = a_key().tid
+        tid = kit.key().tid
 
         assert kit.add_data_key(tid)
-        shelf, other = kit.store.data_keys.read_keys(tid), kit.store.data_keys.read_keys(a_key().tid)
+        shelf, other = kit.store.data_keys.read_keys(tid), kit.store.data_keys.read_keys(kit.key().tid)
         assert ((DataKey(1, KID, WRAPPED),), 1) == (shelf.keys, shelf.last)
         assert (other.keys, other.last) == ((), 0)
 
     def test_numbers_rise(self, kit: Kit) -> None:
         """The store never reuses a number, with one worker or many."""
-        tid = a_key().tid
+        tid = kit.key().tid
 
         assert [kit.add_data_key(tid, number) for number in (0, 7, 7, 6, 2**30)] == [False, True, False, False, True]
         assert [key.number for key in kit.store.data_keys.read_keys(tid).keys] == [7, 2**30]
 
     def test_who_has_not_seen_the_last_key_adds_none(self, kit: Kit) -> None:
         """Another process was faster, and its key may serve."""
-        tid = a_key().tid
+        tid = kit.key().tid
         seen = kit.store.data_keys.read_keys(tid)
         kit.add_data_key(tid, 7)
 
@@ -81,14 +80,14 @@ class DataKeysContract(Contract):
 
     def test_of_several_who_add_the_same_number_one_does(self, kit: Kit) -> None:
         """The others look again, and find the key that is there."""
-        tid = a_key().tid
+        tid = kit.key().tid
         added = at_once(*[lambda: kit.add_data_key(tid)] * 6)
 
         assert (added.count(True), len(kit.store.data_keys.read_keys(tid).keys)) == (1, 1)
 
     def test_the_store_has_an_id_that_does_not_change(self, kit: Kit) -> None:
         """What was wrapped for this store cannot be unwrapped for another; and a key for another is not added here."""
-        tid = a_key().tid
+        tid = kit.key().tid
         kit.add_data_key(tid)
         shelf = kit.store.data_keys.read_keys(tid)
 
@@ -113,7 +112,7 @@ class DataKeysContract(Contract):
 
     def test_keys_under_other_keys_of_the_ring_are_found(self, kit: Kit) -> None:
         """With their tenants, closed or not, so that they can be closed and retired."""
-        tid, other, kid = a_key().tid, a_key().tid, a_token().hex()
+        tid, other, kid = kit.key().tid, kit.key().tid, a_token().hex()
         kit.add_data_key(tid, 1, "2025-11"), kit.add_data_key(tid, 2, kid), kit.add_data_key(other, 1, "2025-11")
         kit.store.data_keys.disable(other, 1)
         kit.advance(5)
@@ -127,7 +126,7 @@ class DataKeysContract(Contract):
 
     def test_some_keys_under_a_key_of_the_ring_are_found(self, kit: Kit) -> None:
         """So that an operator learns whether the ring opens them."""
-        tids, kid = [a_key().tid for _ in range(3)], a_token().hex()
+        tids, kid = [kit.key().tid for _ in range(3)], a_token().hex()
         for tid in tids:
             kit.add_data_key(tid, 1, "2025-11"), kit.add_data_key(tid, 2, kid)
         every, some = (kit.store.data_keys.sample(kid, limit=limit) for limit in (9, 2))
@@ -139,7 +138,7 @@ class DataKeysContract(Contract):
 
     def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, kit: Kit) -> None:
         """Harmless when repeated, and for a number that never was. One that may still seal is not retired."""
-        tid = a_key().tid
+        tid = kit.key().tid
         kit.add_data_key(tid)
         kit.store.data_keys.delete(tid, 1)
         assert [key.number for key in kit.store.data_keys.read_keys(tid).keys] == [1]
@@ -152,7 +151,7 @@ class DataKeysContract(Contract):
 
     def test_an_answer_is_stored_while_its_data_key_is_there(self, kit: Kit) -> None:
         """With the id and number of the key that opens it."""
-        key = a_key()
+        key = kit.key()
         kit.add_data_key(key.tid)
         kit.complete(key, SEALED)
 
@@ -183,7 +182,7 @@ class DataKeysContract(Contract):
 
     def test_destroyed_keys_are_gone_and_their_numbers_too(self, kit: Kit) -> None:
         """The call returns how many there were. A second call returns 0."""
-        tid = a_key().tid
+        tid = kit.key().tid
         kit.add_data_key(tid), kit.add_data_key(tid, 2)
 
         assert (kit.store.data_keys.shred(tid), kit.store.data_keys.shred(tid)) == (2, 0)
@@ -192,7 +191,7 @@ class DataKeysContract(Contract):
     @for_each("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
     def test_responses_of_an_erased_tenant_are_reported_as_erased(self, kit: Kit, payload: StoredPayload) -> None:
         """Every response of the tenant is erased from now on, plain ones too; those of other tenants stay."""
-        key, other = a_key(), a_key()
+        key, other = kit.key(), kit.key()
         kit.add_data_key(key.tid), kit.add_data_key(other.tid)
         kit.complete(key, payload)
         kit.complete(other, payload)
@@ -203,7 +202,7 @@ class DataKeysContract(Contract):
 
     def test_an_erased_answer_lives_as_long_as_it_would_have(self, kit: Kit) -> None:
         """Its key never runs again until then, and is free afterwards."""
-        key = a_key()
+        key = kit.key()
         kit.add_data_key(key.tid)
         kit.complete(key, SEALED)
         kit.store.data_keys.shred(key.tid)
@@ -231,7 +230,7 @@ class DataKeysContract(Contract):
 
     def test_an_erased_tenant_may_come_back(self, kit: Kit) -> None:
         """With keys and responses that were not used before."""
-        key = a_key()
+        key = kit.key()
         kit.add_data_key(key.tid)
         kit.store.data_keys.shred(key.tid)
         kit.advance(1)
@@ -245,13 +244,13 @@ class DataKeysContract(Contract):
         """Another token, or an absent record: sealing again would not help."""
         key, _ = kit.placed("in flight")
         assert lost(lambda: kit.store.complete(key, a_token(), SEALED, keep=KEEP))
-        assert lost(lambda: kit.store.complete(a_key(), a_token(), SEALED, keep=KEEP))
+        assert lost(lambda: kit.store.complete(kit.key(), a_token(), SEALED, keep=KEEP))
 
     def test_data_keys_are_counted_by_the_key_of_the_ring(self, kit: Kit) -> None:
         """This count tells an operator when a key of the ring may go."""
-        tid, kid = a_key().tid, a_token().hex()
+        tid, kid = kit.key().tid, a_token().hex()
         kit.add_data_key(tid, 1, kid), kit.add_data_key(tid, 2, kid)
-        other = a_key().tid
+        other = kit.key().tid
         kit.add_data_key(other, 1, kid)
 
         assert kit.store.data_keys.count()[kid] == 3

@@ -13,13 +13,13 @@ from flask_idempotency.engine.model import ERASED, SealedBy, State, StoredPayloa
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
+    LONG,
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
     Contract,
     Kit,
     Standing,
-    a_key,
     a_token,
     for_each,
     near,
@@ -55,8 +55,8 @@ class Listing(Contract):
     def test_every_record_is_met(self, kit: Kit, standing: Standing, limit: int) -> None:
         """However long the sheets are, of this tenant and of no other; without a tenant, of all."""
         other, _ = kit.placed(standing)
-        tid, state = a_key().tid, kit.found(other).state
-        keys = {a_key(tid=tid) for _ in range(7)}
+        tid, state = kit.key().tid, kit.found(other).state
+        keys = {kit.key(tid) for _ in range(7)}
         for key in keys:
             kit.stand(key, standing)
 
@@ -65,8 +65,8 @@ class Listing(Contract):
 
     def test_what_is_there_throughout_is_met(self, kit: Kit) -> None:
         """While others leave, and more come."""
-        tid = a_key().tid
-        owners = {a_key(tid=tid): a_token() for _ in range(12)}
+        tid = kit.key().tid
+        owners = {kit.key(tid): a_token() for _ in range(12)}
         for key, token in owners.items():
             kit.granted(key, token=token)
         met, leaving, scan = set(), list(owners)[::2], kit.store.recovery.scan
@@ -136,13 +136,13 @@ class Listing(Contract):
         """The oldest one sets it; records of other tests may be older."""
         kit.noticed()
         kit.stood("lapsed, takeover")
-        kit.advance(400 * 86400)
+        kit.advance(LONG)
         standing = kit.store.recovery.counts()
 
         assert standing.lapsed_for is not None
         assert standing.quarantined_for is not None
-        assert standing.lapsed_for >= 400 * 86400
-        assert standing.quarantined_for >= 400 * 86400
+        assert standing.lapsed_for >= LONG
+        assert standing.quarantined_for >= LONG
         kit.advance(10)
         later = kit.store.recovery.counts()
         assert later.lapsed_for == near(standing.lapsed_for + 10)
@@ -185,8 +185,8 @@ class ResponsesContract(Contract):
     @for_each("limit", (1, 3, 1000))
     def test_every_answer_is_met(self, kit: Kit, limit: int) -> None:
         """With its key and its record, however long the pages are."""
-        tid = a_key().tid
-        keys = [a_key(tid=tid) for _ in range(7)]
+        tid = kit.key().tid
+        keys = [kit.key(tid) for _ in range(7)]
         for key in keys:
             complete(kit, key)
         answers = {answer.key: answer.record for answer in met(kit, limit=limit, tid=tid)}
@@ -197,22 +197,22 @@ class ResponsesContract(Contract):
 
     def test_what_has_no_answer_is_not_met(self, kit: Kit) -> None:
         """Claims in flight, quarantined records and expired responses."""
-        tid = a_key().tid
-        complete(kit, a_key(tid=tid))
+        tid = kit.key().tid
+        complete(kit, kit.key(tid))
         kit.advance(KEEP)
-        kit.stand(a_key(tid=tid), "in flight")
-        kit.stand(a_key(tid=tid), "quarantined")
+        kit.stand(kit.key(tid), "in flight")
+        kit.stand(kit.key(tid), "quarantined")
 
         assert met(kit, tid=tid) == []
 
     def test_a_scan_returns_only_what_the_filter_allows(self, kit: Kit) -> None:
         """By tenant, and by the key that they are not sealed under; plain ones are under none."""
-        tid, other = a_key().tid, a_key().tid
+        tid, other = kit.key().tid, kit.key().tid
         old, new = with_keys(kit, tid, "old", "new")
-        keys = [a_key(tid=tid) for _ in range(3)]
+        keys = [kit.key(tid) for _ in range(3)]
         for key, by in zip(keys, (None, old, new), strict=True):
             complete(kit, key, by)
-        complete(kit, a_key(tid=other))
+        complete(kit, kit.key(other))
 
         assert set(keys) == {answer.key for answer in met(kit, tid=tid)}
         assert set(keys[:2]) == {answer.key for answer in met(kit, tid=tid, other_than="new")}
@@ -220,7 +220,7 @@ class ResponsesContract(Contract):
 
     def test_a_payload_is_replaced_and_nothing_else(self, kit: Kit) -> None:
         """Not even its expiry: a response that is sealed again must not live longer."""
-        key = a_key()
+        key = kit.key()
         old, new = with_keys(kit, key.tid, "old", "new")
         payload = complete(kit, key, old)
         kit.advance(KEEP / 2)
@@ -235,20 +235,20 @@ class ResponsesContract(Contract):
 
     def test_a_payload_that_is_not_there_is_not_replaced(self, kit: Kit) -> None:
         """Another process was faster, or the key has been used again."""
-        key, flying = a_key(), a_key()
+        key, flying = kit.key(), kit.key()
         payload = complete(kit, key)
         kit.stand(flying, "in flight")
 
         assert not kit.store.responses.replace(key, OTHER_PAYLOAD, PAYLOAD)
         assert not kit.store.responses.replace(flying, PAYLOAD, OTHER_PAYLOAD)
-        assert not kit.store.responses.replace(a_key(), PAYLOAD, OTHER_PAYLOAD)
+        assert not kit.store.responses.replace(kit.key(), PAYLOAD, OTHER_PAYLOAD)
         assert payload == kit.found(key).payload
         kit.advance(KEEP)
         assert not kit.store.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
 
     def test_a_response_is_not_replaced_by_one_without_a_data_key(self, kit: Kit) -> None:
         """What could be read would be so no more."""
-        key = a_key()
+        key = kit.key()
         payload = complete(kit, key)
         with pytest.raises(DataKeyMissing):
             kit.store.responses.replace(key, payload, replace(payload, sealed_by=SealedBy("new", 1)))
@@ -257,7 +257,7 @@ class ResponsesContract(Contract):
 
     def test_wiped_answers_are_not_counted(self, kit: Kit) -> None:
         """They hold no sealed response and no plain one."""
-        key = a_key()
+        key = kit.key()
         (by,) = with_keys(kit, key.tid, a_token().hex())
         payload, plain = complete(kit, key, by), kit.store.responses.count().get("", 0)
         kit.store.data_keys.shred(key.tid)
@@ -269,10 +269,10 @@ class ResponsesContract(Contract):
 
     def test_answers_are_counted_by_the_key_of_the_ring(self, kit: Kit) -> None:
         """Plain ones under an empty id."""
-        kid, key = a_token().hex(), a_key()
+        kid, key = a_token().hex(), kit.key()
         (by,) = with_keys(kit, key.tid, kid)
         plain = kit.store.responses.count().get("", 0)
-        for each, under in ((key, by), (a_key(tid=key.tid), by), (a_key(), None)):
+        for each, under in ((key, by), (kit.key(key.tid), by), (kit.key(), None)):
             complete(kit, each, under)
 
         assert (2, plain + 1) == (kit.store.responses.count()[kid], kit.store.responses.count()[""])

@@ -46,7 +46,6 @@ from flask_idempotency.testing.contract.support import (
     PAYLOAD,
     Contract,
     Kit,
-    a_key,
     a_token,
     for_each,
     lost,
@@ -461,8 +460,8 @@ class JournalsContract(Contract):
         assert isinstance(kit.ask(work.key), InFlight)
 
     def test_a_walk_finds_each_result_and_replaces_it(self, kit: Kit) -> None:
-        tid, sealed = a_key().tid, replace(RESULT, data=b"sealed again")
-        works = [Work(kit, a_key(tid=tid)) for _ in range(3)]
+        tid, sealed = kit.key().tid, replace(RESULT, data=b"sealed again")
+        works = [Work(kit, kit.key(tid)) for _ in range(3)]
         for work in works:
             work.write(1, a_step(state=FINISHED))
 

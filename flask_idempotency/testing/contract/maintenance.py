@@ -13,6 +13,7 @@ from flask_idempotency.testing.contract.quota import EXTRA, Tenant
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
+    LONG,
     PAYLOAD,
     Contract,
     Kit,
@@ -21,8 +22,6 @@ from flask_idempotency.testing.contract.support import (
     for_each,
     near,
 )
-
-AGES = 400 * 86400.0
 
 
 class ExpiryContract(Contract):
@@ -35,9 +34,9 @@ class ExpiryContract(Contract):
     def test_what_is_not_settled_is_never_removed(self, kit: Kit, standing: Standing) -> None:
         """After a year it is unchanged, because only an operator may let it run again."""
         key, _ = kit.placed(standing)
-        kit.advance(AGES)
+        kit.advance(LONG)
         before = kit.found(key)
-        kit.sweep(kit.now + AGES)
+        kit.sweep(kit.now + LONG)
 
         assert before == kit.found(key)
 
@@ -45,9 +44,9 @@ class ExpiryContract(Contract):
         """Even after its response would have expired."""
         key, _ = kit.placed("completed")
         kit.store.mark_corrupt(key, PAYLOAD)
-        kit.advance(AGES)
+        kit.advance(LONG)
         before = kit.found(key)
-        kit.sweep(kit.now + AGES)
+        kit.sweep(kit.now + LONG)
 
         assert before == kit.found(key)
         assert Unknown(CORRUPT) == kit.ask(key)
@@ -56,7 +55,7 @@ class ExpiryContract(Contract):
         """A horizon in the future removes no live record: the store's clock decides."""
         key, _ = kit.placed("completed")
         kit.advance(KEEP - 0.125)
-        kit.sweep(kit.now + AGES)
+        kit.sweep(kit.now + LONG)
 
         assert isinstance(kit.ask(key), Record)
 
@@ -87,7 +86,7 @@ class ExpiryContract(Contract):
         key, token = kit.placed("in flight")
         fence = kit.found(key).fence
         kit.store.release(key, token)
-        kit.advance(AGES)
+        kit.advance(LONG)
         kit.sweep()
 
         assert kit.granted(key).fence > fence
@@ -118,7 +117,7 @@ class ExpiryContract(Contract):
         removed = list[int]()
         # Long after all that others have left here was over, theirs that begins ages from now too: it would be counted
         # in one round, and not in the other.
-        kit.advance(10 * AGES)
+        kit.advance(10 * LONG)
         for sweepers in (1, 6):
             kit.sweep()
             for _ in range(30):
@@ -223,9 +222,9 @@ class TaskLogContract(Contract):
         """A task that has not run for a year must be reported."""
         task = a_task()
         kit.store.task_log.report(task, "{}")
-        kit.advance(400 * 86400)
+        kit.advance(LONG)
 
-        assert TaskReport(near(400 * 86400), "{}") == kit.store.task_log.reports()[task]
+        assert TaskReport(near(LONG), "{}") == kit.store.task_log.reports()[task]
 
     def test_one_at_a_time(self, kit: Kit) -> None:
         """The second is refused, and a third; another task is another's."""

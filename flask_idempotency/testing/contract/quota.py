@@ -34,10 +34,10 @@ class Tenant(Kit):
 
     def __init__(self, kit: Kit, quota: Quota | None = PLENTY) -> None:
         super().__init__(kit.store, kit.clock, quota)
-        self.tid: bytes = a_key().tid
+        self.tid: bytes = kit.key().tid
 
-    def key(self) -> StorageKey:
-        return a_key(tid=self.tid)
+    def key(self, tid: bytes | None = None) -> StorageKey:
+        return a_key(tid=tid or self.tid)
 
     def refused(self) -> OverQuota:
         """Claim a new key, which a limit must refuse."""
@@ -224,7 +224,7 @@ class Limiting(OfTenant):
         tenant = Tenant(kit, quota)
         first, _ = tenant.begin()
         tenant.begin()
-        refused, key = tenant.refused(), a_key(tid=tenant.tid)
+        refused, key = tenant.refused(), kit.key(tenant.tid)
 
         assert (limit, allowed) == (refused.limit, refused.allowed)
         assert isinstance(tenant.ask(key), OverQuota)

@@ -18,19 +18,17 @@ from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
+    LONG,
     PAYLOAD,
     Contract,
     Kit,
     Quarantined,
     Standing,
-    a_key,
     a_token,
     for_each,
     outline,
     pages,
 )
-
-AGES = 400 * 86400.0
 
 
 class Reaping(Contract):
@@ -66,9 +64,9 @@ class Reaping(Contract):
         """A horizon in the future has no effect: the janitor's clock may be wrong."""
         flying, _ = kit.stood("in flight")
         kit.advance(LEASE - 0.125)
-        assert flying.key not in kit.stale(horizon=kit.now + AGES)
+        assert flying.key not in kit.stale(horizon=kit.now + LONG)
         kit.advance(0.25)
-        assert flying.key in kit.stale(horizon=kit.now + AGES)
+        assert flying.key in kit.stale(horizon=kit.now + LONG)
 
     @for_each("limit", (1, 3, 1000))
     def test_every_stale_record_is_met(self, kit: Kit, limit: int) -> None:
@@ -80,7 +78,7 @@ class Reaping(Contract):
 
     def test_what_stays_stale_is_met_although_others_do_not(self, kit: Kit) -> None:
         """Sheets are taken while records come and go."""
-        owners = {a_key(): a_token() for _ in range(12)}
+        owners = {kit.key(): a_token() for _ in range(12)}
         for key, token in owners.items():
             kit.granted(key, token=token)
         kit.advance(LEASE)
@@ -124,7 +122,7 @@ class Reaping(Contract):
         kit.advance(-LEASE)
 
         for each in (flying, lapsed):
-            assert not kit.store.recovery.quarantine_expired(each, horizon=kit.now + AGES)
+            assert not kit.store.recovery.quarantine_expired(each, horizon=kit.now + LONG)
             assert State.PROCESSING is kit.found(each.key).state
 
     @for_each("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun again"))

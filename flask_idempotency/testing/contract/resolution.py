@@ -15,6 +15,7 @@ from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
+    LONG,
     OTHER_FINGERPRINT,
     OTHER_PAYLOAD,
     PAYLOAD,
@@ -23,7 +24,6 @@ from flask_idempotency.testing.contract.support import (
     Kit,
     Quarantined,
     Standing,
-    a_key,
     a_token,
     for_each,
     near,
@@ -81,7 +81,7 @@ class ForceReleasing(Contract):
         answered, _ = kit.stood("completed")
         kit.advance(KEEP)
 
-        for each in (freed, answered, SeenRecord(a_key(), freed.record)):
+        for each in (freed, answered, SeenRecord(kit.key(), freed.record)):
             assert not kit.store.recovery.force_release(each)
             assert kit.store.read(each.key) is None
 
@@ -141,7 +141,7 @@ class Resolving(Contract):
     def test_what_is_quarantined_is_completed(self, kit: Kit, how: Quarantined) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
         quarantined = kit.quarantined(how)
-        kit.advance(400 * 86400)
+        kit.advance(LONG)
         token = a_token()
 
         assert kit.resolve(quarantined, OTHER_PAYLOAD, token=token)

@@ -26,7 +26,6 @@ from flask_idempotency.testing.contract.support import (
     Contract,
     Kit,
     Standing,
-    a_key,
     a_token,
     for_each,
     near,
@@ -107,7 +106,7 @@ class MarkingCorrupt(Contract):
 
     def test_what_is_absent_is_not_condemned(self, kit: Kit) -> None:
         """A key that was never used, or whose response has expired, is free."""
-        key, expired = a_key(), kit.complete()
+        key, expired = kit.key(), kit.complete()
         kit.advance(KEEP)
         kit.store.mark_corrupt(key, PAYLOAD)
         kit.store.mark_corrupt(expired, PAYLOAD)
@@ -143,7 +142,7 @@ class Settling(Contract):
 
     def test_a_completed_record_tells_its_story(self, kit: Kit) -> None:
         """When it was requested, when it completed, when it expires, and which worker completed it."""
-        key, asked_at = a_key(), kit.now
+        key, asked_at = kit.key(), kit.now
         grant = kit.granted(key)
         kit.advance(7.25)
         kit.store.complete(key, grant.token, PAYLOAD, keep=KEEP)
@@ -192,7 +191,7 @@ class Settling(Contract):
     def test_a_long_quarantine_can_still_be_completed(self, kit: Kit) -> None:
         """The token stays good for `complete` after `hold`. After a year the dates are right."""
         key, token = kit.placed("quarantined")
-        kit.advance(400 * 86400)
+        kit.advance(LONG)
 
         kit.store.complete(key, token, PAYLOAD, keep=KEEP)
 
@@ -214,7 +213,7 @@ class Settling(Contract):
         kit.store.release(key, token)
 
         kit.store.release(key, token)
-        kit.store.release(a_key(), a_token())
+        kit.store.release(kit.key(), a_token())
 
         assert kit.store.read(key) is None
 

@@ -38,7 +38,6 @@ from flask_idempotency.testing.contract.support import (
     CapableStore,
     Contract,
     Kit,
-    a_key,
     a_request,
     a_token,
     lost,
@@ -161,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store: Store = kit.store
         self.clock: FrozenClock = kit.clock
         self.model: Model = Model(kit.clock)
-        self.key: StorageKey = a_key()
+        self.key: StorageKey = kit.key()
         self.fences: list[tuple[bytes, int]] = []
         self.released: set[bytes] = set[bytes]()
 
@@ -291,7 +290,7 @@ class Racing(Contract):
     def test_of_many_exactly_one_is_granted(self, kit: Kit) -> None:
         """All other claims get `InFlight`."""
         for _ in range(ROUNDS):
-            outcomes = at_once(*[partial(kit.ask, a_key())] * THREADS)
+            outcomes = at_once(*[partial(kit.ask, kit.key())] * THREADS)
 
             assert [True for outcome in outcomes if isinstance(outcome, Grant)] == [True]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
@@ -325,7 +324,7 @@ class Racing(Contract):
 
     def test_fences_rise_through_a_crowd(self, kit: Kit) -> None:
         """Claim and release as fast as many threads can: no fence of the key comes twice, or goes back."""
-        key = a_key()
+        key = kit.key()
 
         def claim_and_release() -> list[int]:
             fences = []
@@ -365,8 +364,8 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.store: CapableStore = kit.store
         self.clock: FrozenClock = kit.clock
-        self.tid: bytes = a_key().tid
-        self.keys: list[StorageKey] = [a_key(tid=self.tid) for _ in range(KEYS)]
+        self.tid: bytes = kit.key().tid
+        self.keys: list[StorageKey] = [kit.key(self.tid) for _ in range(KEYS)]
         self.tokens: list[bytes] = [a_token() for _ in range(TOKENS)]
 
     @rule(seconds=recount_durations)

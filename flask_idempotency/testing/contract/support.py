@@ -220,9 +220,9 @@ class Kit:
         self.clock: FrozenClock = clock
         self.quota: Quota | None = quota
 
-    def key(self) -> StorageKey:
-        """Return a key that no request has used."""
-        return a_key()
+    def key(self, tid: bytes | None = None) -> StorageKey:
+        """Return a key that no request has used, of a new tenant or of this one."""
+        return a_key(tid=tid)
 
     @property
     def now(self) -> float:

@@ -33,7 +33,6 @@ from flask_idempotency.testing.contract.support import (
     Contract,
     Kit,
     Standing,
-    a_key,
     a_token,
     for_each,
     near,
@@ -47,7 +46,7 @@ class VoidContract(Contract):
 
     def test_no_request_runs_under_a_voided_key(self, kit: Kit) -> None:
         """Whatever its fingerprint, and for as long as it is kept. Then the key is free, and the fence is higher."""
-        key = a_key()
+        key = kit.key()
         outcome = kit.void(key)
         record = kit.found(key)
 
@@ -63,7 +62,7 @@ class VoidContract(Contract):
 
     def test_a_voided_key_is_voided_again_without_a_change(self, kit: Kit) -> None:
         """Under the same token, as after a lost reply, and under another one."""
-        key, token = a_key(), a_token()
+        key, token = kit.key(), a_token()
         first = kit.void(key, token=token)
         record = kit.found(key)
         kit.advance(5)
@@ -98,7 +97,7 @@ class VoidContract(Contract):
     def test_the_key_of_another_caller_is_left_alone(self, kit: Kit) -> None:
         """Whether that caller voided it or used it. A record of the caller itself is found."""
         mine, others = (Callers(shown=frozenset({(tenant, "alice")})) for tenant in ("acme", "globex"))
-        key, (used, _) = a_key(), kit.begin()
+        key, (used, _) = kit.key(), kit.begin()
         kit.void(key, callers=mine)
 
         for each in (key, used):
@@ -124,7 +123,7 @@ class VoidContract(Contract):
 
     def test_an_operator_finds_it_and_frees_it(self, kit: Kit) -> None:
         """It is among the completed records. By force it is released, and a request runs, with a higher fence."""
-        key = a_key()
+        key = kit.key()
         kit.void(key)
 
         fence = kit.found(key).fence
@@ -136,7 +135,7 @@ class VoidContract(Contract):
     def test_of_a_request_and_a_void_one_wins(self, kit: Kit) -> None:
         """Either the request runs and nothing was voided, or the key is voided and no request runs."""
         for _ in range(ROUNDS):
-            key = a_key()
+            key = kit.key()
             outcomes = at_once(*[partial(kit.ask, key), partial(kit.void, key)] * (THREADS // 2))
             runs = sum(isinstance(each, Grant) for each in outcomes)
             assert (runs, sum(isinstance(each, Voided) for each in outcomes)) in ((1, 0), (0, THREADS))
@@ -153,7 +152,7 @@ def run_schedule(kit: Kit, seed: int) -> None:
     A packet is a call that the store gets once or twice, immediately or much later. Its reply may be lost. Between them the
     worker that won completes, vanishes or gives its key up.
     """
-    choose, key = random.Random(seed), a_key()  # noqa: S311 - a schedule is no secret
+    choose, key = random.Random(seed), kit.key()  # noqa: S311 - a schedule is no secret
     late: list[Callable[[], None]] = []
     runs: list[bytes] = []
     released: set[bytes] = set()
