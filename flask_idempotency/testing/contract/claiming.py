@@ -82,12 +82,9 @@ class Claiming(Contract):
     def test_keys_do_not_touch_each_other(self, kit: Kit) -> None:
         """Another key of the same tenant, and one of another tenant, are free and stay as they were."""
         key, _ = kit.begin()
-        before = kit.found(key)
-
-        for neighbour in (kit.key(key.tid), kit.key()):
-            kit.complete(neighbour)
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            for neighbour in (kit.key(key.tid), kit.key()):
+                kit.complete(neighbour)
 
     def test_the_same_token_is_granted_again(self, kit: Kit) -> None:
         """
@@ -130,21 +127,14 @@ class Claiming(Contract):
         owner's record on behalf of a caller that they had just turned away.
         """
         key, _ = kit.placed(standing)
-        before = kit.found(key)
-        ask = partial(
-            kit.ask,
-            key,
-            lease=600,
-            fingerprint=fingerprint,
-            on_expiry=OnExpiry.TAKEOVER,
-            about=RequestInfo(principal="mallory"),
-        )
+        mallory = RequestInfo(principal="mallory")
+        ask = partial(kit.ask, key, lease=600, fingerprint=fingerprint, on_expiry=OnExpiry.TAKEOVER, about=mallory)
 
-        second, third = ask(), ask()
+        with kit.unchanged(key):
+            second, third = ask(), ask()
 
-        assert second == third
-        assert isinstance(second, InFlight | Record | Unknown | Mismatched)
-        assert before == kit.found(key)
+            assert second == third
+            assert isinstance(second, InFlight | Record | Unknown | Mismatched)
 
     @for_each("standing", REFUSING)
     def test_a_refused_token_owns_nothing(self, kit: Kit, standing: Standing) -> None:
@@ -164,12 +154,10 @@ class Claiming(Contract):
         key = kit.key()
         used_at = kit.now
         kit.stand(key, standing)
-        before = kit.found(key)
+        with kit.unchanged(key):
+            outcome = kit.ask(key, fingerprint=OTHER_FINGERPRINT)
 
-        outcome = kit.ask(key, fingerprint=OTHER_FINGERPRINT)
-
-        assert Mismatched(first_seen=near(used_at)) == outcome
-        assert before == kit.found(key)
+            assert Mismatched(first_seen=near(used_at)) == outcome
 
     def test_the_owners_own_token_with_another_request_is_a_mismatch(self, kit: Kit) -> None:
         """The fingerprint is looked at before the token."""
@@ -187,15 +175,13 @@ class Claiming(Contract):
         """
         key, used_at = kit.key(), kit.now
         kit.stand(key, standing)
-        before = kit.found(key)
         # Spelled alike, one after the other, and each the beginning of the record's.
         others = Callers(frozenset({("acme", "bob"), ("acmea", "lice"), ("acme", "alic"), ("", ""), ("alice", "acme")}))
 
-        for fingerprint in (FINGERPRINT, OTHER_FINGERPRINT):
-            outcome = kit.ask(key, fingerprint=fingerprint, on_expiry=OnExpiry.TAKEOVER, callers=others)
-            assert OtherCaller(first_seen=near(used_at)) == outcome
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            for fingerprint in (FINGERPRINT, OTHER_FINGERPRINT):
+                outcome = kit.ask(key, fingerprint=fingerprint, on_expiry=OnExpiry.TAKEOVER, callers=others)
+                assert OtherCaller(first_seen=near(used_at)) == outcome
 
     @for_each("standing", STANDINGS)
     def test_a_record_that_shows_no_caller_is_not_taken_over(self, kit: Kit, standing: Standing) -> None:
@@ -343,30 +329,21 @@ class Ownership(Contract):
         key, stale = kit.placed("in flight")
         kit.store.release(key, stale)
         kit.stand(key, standing)
-        before = kit.found(key)
-
-        assert kit.accepted(key, stale) == []
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            assert kit.accepted(key, stale) == []
 
     def test_a_token_that_was_taken_over_changes_nothing(self, kit: Kit) -> None:
         """A worker that stalls past its lease cannot touch its successor's record."""
         key, slow = kit.placed("lapsed, takeover")
         kit.granted(key)
-        before = kit.found(key)
-
-        assert kit.accepted(key, slow) == []
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            assert kit.accepted(key, slow) == []
 
     def test_a_token_that_never_owned_changes_nothing(self, kit: Kit) -> None:
         """Not even on a record whose lease is over: it must be claimed first."""
         key, _ = kit.placed("lapsed, takeover")
-        before = kit.found(key)
-
-        assert kit.accepted(key, a_token()) == []
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            assert kit.accepted(key, a_token()) == []
 
     def test_a_released_key_takes_no_writes(self, kit: Kit) -> None:
         """An absent record has no owner, and no write restores it. A repeated release has nothing to do."""

@@ -157,10 +157,9 @@ class RemembersContract(OfTenant):
         key, grant = completed(kit)
         kit.advance(KEEP + 1)
         for _ in range(2):
-            before = kit.found(key)
-            kit.accepted(key, grant.token)
-            kit.store.mark_corrupt(key, PAYLOAD)
-            assert before == kit.found(key)
+            with kit.unchanged(key):
+                kit.accepted(key, grant.token)
+                kit.store.mark_corrupt(key, PAYLOAD)
             assert isinstance(kit.ask(key), Expired)
             kit.sweep()
 
@@ -182,12 +181,10 @@ class RemembersContract(OfTenant):
     def test_a_repeated_completion_changes_nothing(self, kit: Kit) -> None:
         """Not the response, and not how long it is kept and remembered."""
         key, grant = completed(kit)
-        before = kit.found(key)
-        kit.advance(1)
-        kit.store.complete(key, grant.token, OTHER_PAYLOAD, keep=2 * KEEP, remember=3 * REMEMBER)
-        kit.advance(-1)
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            kit.advance(1)
+            kit.store.complete(key, grant.token, OTHER_PAYLOAD, keep=2 * KEEP, remember=3 * REMEMBER)
+            kit.advance(-1)
 
     def test_an_equal_remember_is_none(self, kit: Kit) -> None:
         """The record is as without it, and its key is free after `keep`."""
@@ -245,12 +242,10 @@ class RemembersContract(OfTenant):
         void: Void | None = capabilities_of(kit.store).void
         key, _ = completed(kit)
         kit.advance(KEEP + 1)
-        before = kit.found(key)
-        if void is not None:
-            request = a_request(key, fingerprint=VOIDED)
-            assert isinstance(void(request, token=a_token(), keep=KEEP), Mismatched)
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            if void is not None:
+                request = a_request(key, fingerprint=VOIDED)
+                assert isinstance(void(request, token=a_token(), keep=KEEP), Mismatched)
 
     def test_it_is_listed_among_the_completed(self, kit: Kit) -> None:
         """An operator finds what is remembered, without a response."""

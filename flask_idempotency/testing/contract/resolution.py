@@ -70,9 +70,8 @@ class ForceReleasing(Contract):
         assert kit.store.read(seen.key) is None
 
         kit.stand(seen.key, "in flight")
-        before = kit.found(seen.key)
-        assert kit.accepted(seen.key, late) == []
-        assert before == kit.found(seen.key)
+        with kit.unchanged(seen.key):
+            assert kit.accepted(seen.key, late) == []
 
     def test_what_is_free_is_not_freed(self, kit: Kit) -> None:
         """Again, after its response has expired, and if it never existed."""
@@ -92,10 +91,8 @@ class ForceReleasing(Contract):
         kit.advance(LEASE)
         lapsed = kit.seen(key)
         kit.changes(key, token)[event]()
-        before = kit.found(key)
-
-        assert not kit.store.recovery.force_release(lapsed)
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            assert not kit.store.recovery.force_release(lapsed)
 
     def test_another_claim_of_the_same_moment_is_not_freed(self, kit: Kit) -> None:
         """Both leases have the same deadline, so only the token tells them apart."""
@@ -112,10 +109,8 @@ class ForceReleasing(Contract):
         answered, _ = kit.stood("completed")
         kit.advance(KEEP)
         kit.stand(answered.key, "completed")
-        before = kit.found(answered.key)
-
-        assert not kit.store.recovery.force_release(answered)
-        assert before == kit.found(answered.key)
+        with kit.unchanged(answered.key):
+            assert not kit.store.recovery.force_release(answered)
 
     def test_a_key_is_freed_once(self, kit: Kit) -> None:
         """One of many calls does it. No call releases a later claim."""
@@ -173,20 +168,16 @@ class Resolving(Contract):
         """It must not send another response than all retries get, and changes nothing."""
         held, token = kit.stood("quarantined")
         assert kit.resolve(held)
-        before = kit.found(held.key)
-
-        assert kit.accepted(held.key, token) == []
-        assert before == kit.found(held.key)
+        with kit.unchanged(held.key):
+            assert kit.accepted(held.key, token) == []
 
     def test_a_repeated_settlement_is_done(self, kit: Kit) -> None:
         """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
         held, _ = kit.stood("quarantined")
         token = a_token()
         assert kit.resolve(held, token=token)
-        before = kit.found(held.key)
-
-        assert kit.store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
-        assert before == kit.found(held.key)
+        with kit.unchanged(held.key):
+            assert kit.store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
 
     def test_a_second_settlement_is_refused(self, kit: Kit) -> None:
         """Another token belongs to another resolver: two resolvers may have different results."""
@@ -229,10 +220,8 @@ class Resolving(Contract):
         """Even if it is quarantined by now, because the resolver has not seen that."""
         in_flight, token = kit.stood("in flight")
         kit.store.quarantine(in_flight.key, token, "view-crashed")
-        before = kit.found(in_flight.key)
-
-        assert not kit.resolve(in_flight)
-        assert before == kit.found(in_flight.key)
+        with kit.unchanged(in_flight.key):
+            assert not kit.resolve(in_flight)
 
     def test_an_expired_response_is_not_resolved(self, kit: Kit) -> None:
         """The record is gone by then, and the call changes no record."""

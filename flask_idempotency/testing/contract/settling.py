@@ -61,10 +61,8 @@ class MarkingCorrupt(Contract):
         """The request completed, or there would be no response. Releasing the key would run it twice."""
         key, token = kit.placed("completed")
         kit.store.mark_corrupt(key, PAYLOAD)
-        before = kit.found(key)
-
-        assert kit.accepted(key, token, "release", "quarantine", "mark_point_of_no_return") == []
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            assert kit.accepted(key, token, "release", "quarantine", "mark_point_of_no_return") == []
         kit.store.renew(key, token, lease=LEASE)
         kit.store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
         assert (kit.found(key).state, kit.found(key).payload) == (State.COMPLETED, OTHER_PAYLOAD)
@@ -99,10 +97,8 @@ class MarkingCorrupt(Contract):
     def test_what_is_not_completed_is_not_condemned(self, kit: Kit, standing: Standing) -> None:
         """It has no response that could be damaged."""
         key, _ = kit.placed(standing)
-        before = kit.found(key)
-        kit.store.mark_corrupt(key, PAYLOAD)
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            kit.store.mark_corrupt(key, PAYLOAD)
 
     def test_what_is_absent_is_not_condemned(self, kit: Kit) -> None:
         """A key that was never used, or whose response has expired, is free."""
@@ -163,11 +159,8 @@ class Settling(Contract):
     def test_the_first_result_stays(self, kit: Kit) -> None:
         """Completing again is no error, because a reply may have been lost. It changes neither response nor expiry."""
         key, token = kit.placed("completed")
-        before = kit.found(key)
-
-        kit.store.complete(key, token, OTHER_PAYLOAD, keep=10 * KEEP)
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            kit.store.complete(key, token, OTHER_PAYLOAD, keep=10 * KEEP)
 
     @for_each("standing", ("lapsed, takeover", "lapsed, quarantine"))
     def test_a_late_result_is_accepted(self, kit: Kit, standing: Standing) -> None:
@@ -220,11 +213,8 @@ class Settling(Contract):
     def test_a_completed_record_is_settled_for_good(self, kit: Kit) -> None:
         """Its own token can neither release nor quarantine a completed record. Only time ends it."""
         key, token = kit.placed("completed")
-        before = kit.found(key)
-
-        assert kit.accepted(key, token) == ["renew", "complete"]
-
-        assert before == kit.found(key)
+        with kit.unchanged(key):
+            assert kit.accepted(key, token) == ["renew", "complete"]
 
     def test_held_is_quarantined(self, kit: Kit) -> None:
         """The record has this reason, and keeps its token and its lease."""

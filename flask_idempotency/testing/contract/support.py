@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
@@ -275,6 +276,13 @@ class Kit:
     def found(self, key: StorageKey) -> Record:
         """Return the record of a key that must have one."""
         return found(self.store, key)
+
+    @contextmanager
+    def unchanged(self, key: StorageKey) -> Iterator[None]:
+        """Check that this key has the same record after these calls as before."""
+        before = self.found(key)
+        yield
+        assert before == self.found(key)
 
     def seen(self, key: StorageKey) -> SeenRecord:
         """Return this key and its record, as the janitor or an operator sees them."""
