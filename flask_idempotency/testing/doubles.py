@@ -18,6 +18,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
+from flask_idempotency.stores import timed
 
 
 class FrozenClock:
@@ -120,19 +121,7 @@ class Points:
 
 ResultT = TypeVar("ResultT")
 Lost: TypeAlias = Literal["request", "reply"]
-Verb: TypeAlias = Literal[
-    "claim",
-    "renew",
-    "mark_point_of_no_return",
-    "complete",
-    "release",
-    "quarantine",
-    "read",
-    "mark_corrupt",
-    "write",
-    "recall",
-    "void",
-]
+Verb: TypeAlias = timed.Call | Literal["write", "recall", "void"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,14 @@ def replayed(kit: Kit, key: StorageKey) -> Record:
     return outcome
 
 
+def erased(kit: Kit, key: StorageKey) -> None:
+    """Erase the tenant of this key, and give it another data key then."""
+    kit.add_data_key(key.tid)
+    kit.store.data_keys.shred(key.tid)
+    kit.advance(1)
+    kit.add_data_key(key.tid, 2)
+
+
 class DataKeysContract(Contract):
     """The contract of `flask_idempotency.engine.capabilities.DataKeys`. Override `store`."""
 
@@ -216,10 +224,7 @@ class DataKeysContract(Contract):
     def test_a_late_worker_cannot_bring_back_an_erased_tenant(self, kit: Kit, standing: Standing) -> None:
         """Neither the old key nor a new one seals it. The record may still show that the request completed."""
         key, token = kit.placed(standing)
-        kit.add_data_key(key.tid)
-        kit.store.data_keys.shred(key.tid)
-        kit.advance(1)
-        kit.add_data_key(key.tid, 2)
+        erased(kit, key)
         for number in (1, 2):
             with pytest.raises(DataKeyMissing) as refused:
                 kit.store.complete(key, token, replace(PAYLOAD, sealed_by=SealedBy(KID, number)), keep=KEEP)
@@ -231,10 +236,7 @@ class DataKeysContract(Contract):
     def test_an_erased_tenant_may_come_back(self, kit: Kit) -> None:
         """With keys and responses that were not used before."""
         key = kit.key()
-        kit.add_data_key(key.tid)
-        kit.store.data_keys.shred(key.tid)
-        kit.advance(1)
-        kit.add_data_key(key.tid, 2)
+        erased(kit, key)
         payload = replace(PAYLOAD, sealed_by=SealedBy(KID, 2))
         kit.complete(key, payload)
 
@@ -393,10 +395,7 @@ class SettledSecrets(Contract):
         """Neither the old key nor a new one seals it. The record may show that the request completed."""
         held, _ = kit.stood("quarantined")
         key = held.key
-        kit.add_data_key(key.tid)
-        kit.store.data_keys.shred(key.tid)
-        kit.advance(1)
-        kit.add_data_key(key.tid, 2)
+        erased(kit, key)
         for number in (1, 2):
             self.refused(kit, held, replace(PAYLOAD, sealed_by=SealedBy(KID, number)), erased=True)
 
