@@ -317,7 +317,7 @@ class Hooks:
         elif state.phase is Phase.DONE and state.policy.effects == "transactional":
             self._guard.rows.log_unsaved(state)
         if state.shadow is not None and state.context == id(context.get(None)):
-            self.observer.drop(state, state.shadow, error)
+            self.observer.end(state, state.shadow, None, error=error)
         if state.unclaimed is not None and state.context == id(context.get(None)):
             state.unclaimed.leave()
 

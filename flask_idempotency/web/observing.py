@@ -244,25 +244,14 @@ class Meter(Tee):
         return getattr(self._source, name)
 
     def __next__(self) -> bytes:
-        try:
-            chunk = next(self._chunks)
-        except StopIteration:
-            self._ended(StreamEnd.EXHAUSTED)
-            raise
-        except BaseException:
-            self._ended(StreamEnd.ERROR)
-            raise
+        chunk = self._taken()
         # Some servers take whatever has bytes.
         self.byte_size += len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
         return cast("bytes", chunk)
 
-    def close(self) -> None:
-        try:
-            close = getattr(self._source, "close", None)
-            if close is not None:
-                close()
-        finally:
-            self._ended(StreamEnd.CLOSED)
+    def _within(self, call: Callable[[], T]) -> T:
+        """Call this code of a stream as it is: no claim is open, so it may do what it does without us."""
+        return call()
 
 
 class Observer:
@@ -342,22 +331,32 @@ class Observer:
                 if shadow.watching is not None and shadow.capture is not None:
                     shadow.watching.sets_cookie = state.session_changed() or shadow.capture.sets_cookie
 
-    def end(self, state: RequestState, shadow: RequestState, response: Response, *, committed: bool) -> None:
-        """Judge how the request ended: all hooks have run, and the rows of a transactional view are committed, or not."""
-        if shadow.phase is Phase.CLAIMED:
-            with self._counting_failures(shadow):
-                _mirror(state, shadow)
-                if committed:
-                    self._settle(shadow, judge_response(shadow, response, self._guard.lost_fields))
-                else:
-                    self._settle(shadow, Judgement(Decision.RELEASE, NO_RESPONSE, "not-committed"))
+    def end(
+        self,
+        state: RequestState,
+        shadow: RequestState,
+        response: Response | None,
+        *,
+        committed: bool = True,
+        error: BaseException | None = None,
+    ) -> None:
+        """Judge how the request ended: all hooks have run, and the rows of a transactional view are committed, or not.
 
-    def drop(self, state: RequestState, shadow: RequestState, error: BaseException | None) -> None:
-        """Judge a request without a response of its view: an error propagated, or a later hook failed."""
-        if shadow.phase is Phase.CLAIMED:
-            with self._counting_failures(shadow):
-                _mirror(state, shadow)
+        Without a response of its view, an error propagated, or a later hook failed.
+        """
+        if shadow.phase is not Phase.CLAIMED:
+            return
+        with self._counting_failures(shadow):
+            # What the hooks and the view have noted in their state.
+            if state.error is not None:
+                shadow.error, shadow.escaped = state.error, state.escaped
+            shadow.keeps_rows = state.keeps_rows
+            if response is None:
                 self._settle(shadow, judge_unanswered(shadow, error))
+            elif committed:
+                self._settle(shadow, judge_response(shadow, response, self._guard.lost_fields))
+            else:
+                self._settle(shadow, Judgement(Decision.RELEASE, NO_RESPONSE, "not-committed"))
 
     def _stream_ended(self, shadow: RequestState, end: StreamEnd) -> None:
         with self._counting_failures(shadow):
@@ -404,10 +403,3 @@ class Observer:
                 )
             if shadow.claim is not None and not shadow.claim.ended:
                 shadow.claim.release_later()
-
-
-def _mirror(state: RequestState, shadow: RequestState) -> None:
-    """Take over what the hooks and the view have noted in their state."""
-    if state.error is not None:
-        shadow.error, shadow.escaped = state.error, state.escaped
-    shadow.keeps_rows = state.keeps_rows

@@ -114,7 +114,7 @@ class Tee(Iterator[bytes]):
         try:
             close = getattr(self._source, "close", None)
             if close is not None:
-                _within(close)
+                self._within(close)
         finally:
             self._ended(StreamEnd.CLOSED)
 
@@ -126,14 +126,7 @@ class Tee(Iterator[bytes]):
     def _pull(self) -> bytes:
         if self._lost:
             raise LeaseLost("the claim was lost while its response was being sent")
-        try:
-            chunk = _within(partial(next, self._chunks))
-        except StopIteration:
-            self._ended(StreamEnd.EXHAUSTED)
-            raise
-        except BaseException:
-            self._ended(StreamEnd.ERROR)
-            raise
+        chunk = self._taken()
         data = chunk.encode() if isinstance(chunk, str) else chunk
         self.byte_size += len(data)
         if self.over_limit:
@@ -141,6 +134,26 @@ class Tee(Iterator[bytes]):
         else:
             self._copy.append(data)
         return data
+
+    def _taken(self) -> str | bytes:
+        """Take the next chunk from the source. Report the end where it ends or fails."""
+        try:
+            chunk: str | bytes = self._within(partial(next, self._chunks))
+        except StopIteration:
+            self._ended(StreamEnd.EXHAUSTED)
+            raise
+        except BaseException:
+            self._ended(StreamEnd.ERROR)
+            raise
+        return chunk
+
+    def _within(self, call: Callable[[], T]) -> T:
+        """Call this code of a stream, which no longer has its request's context, unless it took it along."""
+        token = in_stream.set(True)
+        try:
+            return call()
+        finally:
+            in_stream.reset(token)
 
     def _ended(self, end: StreamEnd) -> None:
         if self.end is None:
@@ -152,15 +165,6 @@ class Tee(Iterator[bytes]):
             except LeaseLost:
                 self._lost = True
                 raise
-
-
-def _within(call: Callable[[], T]) -> T:
-    """Call this code of a stream, which no longer has its request's context, unless it took it along."""
-    token = in_stream.set(True)
-    try:
-        return call()
-    finally:
-        in_stream.reset(token)
 
 
 Pairs = tuple[tuple[str, str], ...]
