@@ -337,7 +337,7 @@ def janitor(
     task_log: TaskLog, *, heartbeat_interval: float | None = None, process_local: bool = False
 ) -> Iterator[Found]:
     """Report whether a janitor has run lately. Any task but `relay` counts: cron has no heartbeat. `tasks` looks at each."""
-    if process_local or heartbeat_interval is None:
+    if heartbeat_interval is None:
         why = "no other process sees these records" if process_local else "IDEMPOTENCY_HEARTBEAT_INTERVAL is None"
         yield Verdict.FINE, f"No janitor is expected: {why}.", ""
         return
@@ -354,14 +354,10 @@ def janitor(
 
 @check("tasks", asks_store=True, expected=True)
 def tasks(
-    task_log: TaskLog,
-    intervals: Mapping[str, float],
-    *,
-    heartbeat_interval: float | None = None,
-    process_local: bool = False,
+    task_log: TaskLog, intervals: Mapping[str, float], *, heartbeat_interval: float | None = None
 ) -> Iterator[Found]:
     """Report each scheduled task that did not run, by its own last run. `intervals` are seconds."""
-    if heartbeat_interval is None or process_local:
+    if heartbeat_interval is None:
         return
     last = task_log.reports()
     if silence_of(last) is None:
@@ -412,11 +408,9 @@ def finish(
 
 
 @check("backlog", asks_store=True, expected=True)
-def backlog(
-    task_log: TaskLog, *, heartbeat_interval: float | None = None, process_local: bool = False
-) -> Iterator[Found]:
+def backlog(task_log: TaskLog, *, heartbeat_interval: float | None = None) -> Iterator[Found]:
     """Report tasks whose budget ended before their work in the last run."""
-    if heartbeat_interval is None or process_local:
+    if heartbeat_interval is None:
         return
     cut = sorted(task for task, entry in task_log.reports().items() if entry.facts().get("finished") is False)
     if not cut:

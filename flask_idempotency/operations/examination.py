@@ -61,7 +61,7 @@ class Target:
     process_local: bool
     """The store is in the memory of one process."""
     heartbeat_interval: float | None
-    """Seconds. None: no janitor is expected."""
+    """Seconds. None: no janitor is expected, as for a `process_local` store."""
     worker_timeout: float | None
     """Seconds after which a server kills a worker, infinite for never. None: unknown."""
     proxy_timeout: float | None

@@ -129,7 +129,7 @@ def run_checks(
         key_ring=settings.key_ring,
         encryption=settings.encryption,
         process_local=is_process_local(settings),
-        heartbeat_interval=settings.heartbeat_interval,
+        heartbeat_interval=None if is_process_local(settings) else settings.heartbeat_interval,
         worker_timeout=worker,
         proxy_timeout=_first(proxy_timeout, settings.proxy_timeout),
         lenient=app.debug or app.testing,
