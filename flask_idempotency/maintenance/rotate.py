@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.capabilities import DataKey, DataKeys, Page, RecordPage, Recovery, Responses, every
 from flask_idempotency.engine.errors import (
@@ -24,6 +24,9 @@ from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import ERASED, RequestInfo, SealContext, State, StoredPayload
 from flask_idempotency.engine.store import Codec, StepContext
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult, RunReport, Step, pages
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
 
 # Wipe: leave no readable response of an erased tenant.
 
@@ -121,15 +124,6 @@ MOST_BLOCKED: Final = 20
 """Tenants in a row with unusable data keys, and no response sealed: this is an outage and no damage."""
 
 
-class Ring(Protocol):
-    """The keys of a ring by their ids, and the one that seals new responses."""
-
-    @property
-    def newest(self) -> str: ...
-
-    def kids(self) -> Sequence[str]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RotateReport(RunReport):
     """The result of one run of `rotate`. Remove an old key of the ring when `keys status` finds no use of it."""
@@ -187,7 +181,7 @@ def rotate(
     responses: Responses,
     data_keys: DataKeys,
     codec: Codec,
-    ring: Ring,
+    ring: KeyProvider,
     *,
     drain: Batcher,
     recovery: Recovery | None = None,
@@ -258,7 +252,7 @@ def rotate(
 def seal_plain(
     responses: Responses,
     codec: Codec,
-    ring: Ring,
+    ring: KeyProvider,
     *,
     drain: Batcher,
     owner: bytes = b"",
