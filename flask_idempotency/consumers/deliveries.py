@@ -61,21 +61,6 @@ class Delivery:
     """The reason why no worker may do it. Then only the `dead` function is called again."""
 
 
-def application_context() -> Callable[[], AbstractContextManager[object]]:
-    """Return what enters a new context of the current Flask application, or a context of nothing if there is none.
-
-    Each message has its own, as each request has: sessions of the database belong to it and end with it.
-    """
-    if "flask" in sys.modules:  # a consumer without Flask does not load it
-        from flask import current_app, has_app_context
-
-        if has_app_context():
-            app: Any = current_app
-            context: Callable[[], AbstractContextManager[object]] = app._get_current_object().app_context
-            return context
-    return nullcontext
-
-
 @dataclass(eq=False, repr=False)
 class Deliveries:
     """The messages that one consumer has. A thread tries each of them, and tries it again when its pause is over.
@@ -104,7 +89,14 @@ class Deliveries:
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise ConfigurationError(f"retries={self.retries}: must be 0 or more.")
-        self._context = application_context()
+        self._context: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Enters what each message has of its own, as each request has: sessions of the database belong to it."""
+        if "flask" in sys.modules:  # a consumer without Flask does not load it
+            from flask import current_app, has_app_context
+
+            if has_app_context():
+                app: Any = current_app
+                self._context = app._get_current_object().app_context
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="idempotency-consumer")
         self._due: dict[Delivery, float | None] = {}
         """When each message is tried, by the monotonic clock. None: a thread has it, or it is not tried again."""
