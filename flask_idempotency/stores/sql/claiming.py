@@ -170,7 +170,8 @@ class Strategy(ABC):
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._within = dialect.name == POSTGRESQL
+        self._gated = dialect.name == POSTGRESQL
+        """Whether the statement that grants a new key also checks the quota of its tenant."""
 
     @abstractmethod
     def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
@@ -183,9 +184,9 @@ class Strategy(ABC):
 
         `numbered`: on MariaDB, take the fence from the sequence.
         """
-        if self._within and query.must_wait:
+        if self._gated and query.must_wait:
             return None
-        if self._within and query.quota is not None:
+        if self._gated and query.quota is not None:
             statement = made(quota.insert_within, self._dialect)
         else:
             statement = made(statements.insert, self._dialect, numbered=numbered)
@@ -204,10 +205,10 @@ class Strategy(ABC):
 
         Pass `fence` where the database has no sequence to take one from.
         """
-        if self._within and move is Move.RECLAIM and query.must_wait:
+        if self._gated and move is Move.RECLAIM and query.must_wait:
             return None
         make = _MAKES[move]
-        if self._within and move is Move.RECLAIM and query.quota is not None:
+        if self._gated and move is Move.RECLAIM and query.quota is not None:
             make = quota.reclaim_within
         seen = {"seen_state": row.state, "seen_token": row.token, "seen_fence": row.fence, "my_fence": fence}
         written = connection.execute(made(make, self._dialect), {**query.parameters, **seen}).one_or_none()

@@ -27,8 +27,8 @@ from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql import journal_statements as statements
-from flask_idempotency.stores.sql.completion import CompletionWriter, SqlCompleting
-from flask_idempotency.stores.sql.database import TRIES, Database, transaction
+from flask_idempotency.stores.sql.completion import SqlCompleting
+from flask_idempotency.stores.sql.database import TRIES, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, in_microseconds, made
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
 from flask_idempotency.stores.sql.journal_statements import Form
@@ -91,26 +91,12 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
 class SqlJournals(SqlCompleting):
     """Implements `Journals`."""
 
-    def __init__(
-        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
-    ) -> None:
-        super().__init__(database, completing, now=now)
-        self.before_write: Callable[[], None] | None = None
-        """Raises if the application's own session prevents a write."""
-        self.locked: set[bytes] = set()
-        """On SQLite, the ids of records whose transactional step runs in this process, and holds the one write lock."""
+    before_write: Callable[[StorageKey, JournalWrite], None] | None = None
+    """Raises if the application's own session prevents a write."""
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
-        if key.rid in self.locked:
-            # It would wait five seconds for the session of a transactional step, on SQLite.
-            if any(entry.state is StepState.BEGUN for entry in writing.enter):
-                raise errors.ConfigurationError(
-                    "a step began in one thread while a transactional step of the same request runs in another. SQLite has "
-                    "one writer at a time, so take such steps one after the other, or use PostgreSQL."
-                )
-            raise errors.StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
         if self.before_write is not None:
-            self.before_write()
+            self.before_write(key, writing)
         parameters = parameters_of(key, token, fence=fence, writing=writing, lease=lease, now=self._now())
         self._database.send(self._write, parameters, writing)
 

@@ -57,6 +57,8 @@ class SessionRecords:
         self._joining = joining
         self._on_committed: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
+        self._locked: set[bytes] = set()
+        """On SQLite, the ids of records whose transactional step runs in this process, and holds the one write lock."""
         self._snapshots: dict[str, bool] = {}
 
     def listen(self) -> tuple[Any, Callable[[Session], None]]:
@@ -253,7 +255,7 @@ class SessionRecords:
 
     def end_step(self, keys: Sequence[StorageKey]) -> None:
         """Let other threads write to these journals again."""
-        self._store.journals.locked.difference_update(key.rid for key in keys)
+        self._locked.difference_update(key.rid for key in keys)
 
     def _named(self, connection: Connection) -> NamedConnection:
         """Return this connection for our statements: no search path or translate map of a tenant reaches them."""

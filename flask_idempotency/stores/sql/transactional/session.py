@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session, scoped_session
 
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.journal import JournalWrite
+from flask_idempotency.engine.journal import JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Record
 from flask_idempotency.engine.quota import Quota
@@ -117,15 +117,23 @@ class SessionTransactions(SessionRecords):
             on_early_commit=on_early_commit,
         )
         if self._store.database.dialect.name == SQLITE:
-            self._store.journals.locked.update(key.rid for key in keys)
+            self._locked.update(key.rid for key in keys)
         listeners.join_here(step)
         return step
 
-    def before_journal(self) -> None:
+    def before_journal(self, key: StorageKey, writing: JournalWrite) -> None:
         """Let a journal be written beside the session of this context.
 
         Raise `ConfigurationError` if that session holds SQLite's one write lock.
         """
+        if key.rid in self._locked:
+            # It would wait five seconds for the session of that step.
+            if any(entry.state is StepState.BEGUN for entry in writing.enter):
+                raise ConfigurationError(
+                    "a step began in one thread while a transactional step of the same request runs in another. SQLite has "
+                    "one writer at a time, so take such steps one after the other, or use PostgreSQL."
+                )
+            raise StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
         session = self._begun_on_sqlite()
         if session is not None and listeners.is_locking(self.connection(session)):
             raise ConfigurationError(
