@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -73,7 +73,8 @@ class Write:
         """Be executed: SQLAlchemy calls this for each of its statements."""
         written = Written()
         send = partial(connection.execute, execution_options=options)
-        with self._atomic(connection):
+        alone = self._several and not connection.in_nested_transaction() and commits_each_statement(connection)
+        with transaction(connection, joins=True) if alone else nullcontext():
             for given in parameters or _NO_PARAMETERS:
                 self._write(send, given, written)
         return written
@@ -85,11 +86,6 @@ class Write:
         with transaction(cursor, joins=True) if alone else nullcontext():  # type: ignore[arg-type]
             self._write(cursor.change, parameters, written)
         return written
-
-    def _atomic(self, connection: sa.Connection) -> AbstractContextManager[None]:
-        if not self._several or connection.in_nested_transaction() or not commits_each_statement(connection):
-            return nullcontext()
-        return transaction(connection, joins=True)
 
     def _write(self, send: Callable[..., Any], given: Mapping[str, Any], written: Written) -> None:
         if self.unless is not None and send(self.unless, given).all():
