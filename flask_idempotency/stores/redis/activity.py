@@ -25,7 +25,7 @@ from flask_idempotency.engine.keys import TOKEN_BYTES, StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import duration
-from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import Call, RedisCapability, corrupt, whole_number
 
 TOKEN_MS: Final = 600_000
 """How long a repeated `add` is recognised. A client repeats within seconds, or within minutes if it was frozen."""
@@ -40,14 +40,11 @@ MOST_COUNTED: Final = 1000
 TRAILS_AT_ONCE: Final = 200
 
 
-class RedisActivity:
+class RedisActivity(RedisCapability):
     """Implement `activity.ActivityLog`: one hash for each minute and hour, with the counters of each endpoint as JSON.
 
     A full Redis refuses these writes, so that its memory is left to records.
     """
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
 
     def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
         if any(set(name) & {'"', "\\"} for counters in counts.values() for name in counters):
@@ -82,11 +79,8 @@ def _json(value: str | Mapping[str, int]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-class RedisObservations:
+class RedisObservations(RedisCapability):
     """Implement `observations.Observations`: one string for each key, see `lua/lib/observation.lua`."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
 
     def observe(
         self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
@@ -106,14 +100,11 @@ class RedisObservations:
         self._server.run(scripts.OBSERVATION_END, (layout.observation(key),), *facts)
 
 
-class RedisAuditTrail:
+class RedisAuditTrail(RedisCapability):
     """Implement `audit.AuditTrail`: one list for each record, and the latest changes of each actor.
 
     A full Redis still takes these writes: few people make few changes.
     """
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
 
     def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
         actor = entry.actor[:LONGEST_ACTOR]

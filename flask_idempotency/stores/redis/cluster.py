@@ -153,14 +153,20 @@ class Cluster:
 
     def execute_command(self, *command: Any, target_nodes: Node, **options: Any) -> Any:
         """Send a command to this node once."""
+        looks = self.looks
         client: Any = target_nodes.client
-        return self._at(target_nodes, lambda: client.execute_command(*command, **options))
+        try:
+            return client.execute_command(*command, **options)
+        except UNREACHABLE:
+            # A replica may have replaced this node: the next `get_primaries` must not return it again.
+            self.look_if_possible(since=looks, failed=target_nodes)
+            raise
 
-    def info(self, section: str | None = None, *, target_nodes: Node) -> Any:
-        return self._at(target_nodes, lambda: target_nodes.client.info(section))
+    def info(self, *, target_nodes: Node) -> Any:
+        return self.execute_command("INFO", target_nodes=target_nodes)
 
     def config_get(self, pattern: str, *, target_nodes: Node) -> Any:
-        return self._at(target_nodes, lambda: target_nodes.client.config_get(pattern))
+        return self.execute_command("CONFIG GET", pattern, target_nodes=target_nodes)
 
     @property
     def any_pool(self) -> Any:
@@ -170,15 +176,6 @@ class Cluster:
     def close(self) -> None:
         for node in list(self._nodes.values()):
             node.client.close()
-
-    def _at(self, node: Node, call: Callable[[], Any]) -> Any:
-        looks = self.looks
-        try:
-            return call()
-        except UNREACHABLE:
-            # A replica may have replaced this node: the next `get_primaries` must not return it again.
-            self.look_if_possible(since=looks, failed=node)
-            raise
 
     def _known_owners(self) -> list[Address | None]:
         if not self._owners:

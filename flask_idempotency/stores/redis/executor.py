@@ -158,6 +158,13 @@ class ScriptExecutor:
         return StoreUnavailable(f"Redis cannot decide ({cause_of(error)})")
 
 
+class RedisCapability:
+    """What a store on Redis can do beside the `Store` protocol, on the same server."""
+
+    def __init__(self, server: ScriptExecutor) -> None:
+        self._server = server
+
+
 def whole_number(text: object) -> int:
     """Return the number in this text. Raise `CorruptRecord` for what is not one to 20 ASCII digits.
 

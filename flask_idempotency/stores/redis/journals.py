@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import completion, duration, reason_bytes
 from flask_idempotency.stores.redis.executor import ScriptExecutor, milliseconds
-from flask_idempotency.stores.redis.scan import BATCH, ErasureCache, Scan, batches
+from flask_idempotency.stores.redis.scan import BATCH, ErasureCache, batches, scan_all, scan_page
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.step_encoding import (
     decode_entries,
@@ -46,7 +46,6 @@ class RedisJournals:
         """`run_as_owner` is that of the store."""
         self._server = server
         self._run_as_owner = run_as_owner
-        self._scan = Scan(server)
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
         facts = fence_bytes(fence), b"%d" % writing.number, duration(lease)
@@ -83,7 +82,7 @@ class RedisJournals:
     def walk(
         self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
     ) -> StepPage:
-        names, following = self._scan.page(layout.every(b"s", tid), after=after, count=min(limit, BATCH))
+        names, following = scan_page(self._server, layout.every(b"s", tid), after=after, count=min(limit, BATCH))
         return StepPage(
             tuple(
                 answer
@@ -104,14 +103,14 @@ class RedisJournals:
 
     def count(self) -> Mapping[str, int]:
         counts = Counter[str]()
-        for names in self._scan.all(layout.every(b"s")):
+        for names in scan_all(self._server, layout.every(b"s")):
             for answer in self._answers(names):
                 payload = answer.entry.payload
                 counts[kid_of(payload)] += payload is not None and payload.sealed_by != ERASED
         return counts
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
-        names, following = self._scan.page(layout.every(b"s"), after=after, count=min(limit, BATCH))
+        names, following = scan_page(self._server, layout.every(b"s"), after=after, count=min(limit, BATCH))
         removed = sum(self._server.run(scripts.SWEEP_JOURNALS, _pairs(batch)) for batch in _batches(names))
         return SweptJournals(removed, following)
 

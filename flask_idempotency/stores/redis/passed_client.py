@@ -10,7 +10,7 @@ from flask_idempotency.stores.redis.connection import Command, Tries, key_of
 
 
 class ClientConnection:
-    """That client does not report its retries."""
+    """Send them to one server. Its client does not report its retries."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -26,9 +26,10 @@ class ClientConnection:
 
 
 class ClientClusterConnection(ClientConnection):
-    """Such a client raises built-in errors in cases that it does not handle, such as a node that it does not know yet.
+    """Send them to a Cluster, whose client finds the nodes.
 
-    This class raises `failure` instead. The next call works again.
+    It raises built-in errors in cases that it does not handle, such as a node that it does not know yet. This class raises
+    `failure` instead. The next call works again.
     """
 
     def __init__(self, client: Any, *, failure: type[Exception], elsewhere: tuple[type[Exception], ...]) -> None:

@@ -8,8 +8,8 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import limits_of
-from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
-from flask_idempotency.stores.redis.scan import BATCH, Scan, batches
+from flask_idempotency.stores.redis.executor import RedisCapability, corrupt, whole_number
+from flask_idempotency.stores.redis.scan import BATCH, batches, scan_all
 
 _LIMITS, _BUCKET, _JOURNALS = (layout.FIELDS[name].encode() for name in ("LIMITS", "BUCKET", "JOURNALS"))
 
@@ -19,12 +19,8 @@ _LONGEST_WINDOW = 1e10
 """Seconds, about 300 years."""
 
 
-class RedisLedger:
+class RedisLedger(RedisCapability):
     """Implement `capabilities.Ledger`."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-        self._scan = Scan(server)
 
     def usage(self, tid: bytes) -> Usage:
         keys = layout.tenant_unfinished(tid), layout.tenant_quota(tid)
@@ -47,7 +43,7 @@ class RedisLedger:
         )
 
     def tenants(self) -> Sequence[bytes]:
-        found = {layout.tid(name) for names in self._scan.all(layout.every(b"[fq]")) for name in names}
+        found = {layout.tid(name) for names in scan_all(self._server, layout.every(b"[fq]")) for name in names}
         return tuple(tid for tid in found if tid is not None)
 
     def reconcile(self, tid: bytes) -> Drift:
@@ -92,7 +88,7 @@ class RedisLedger:
 
     def _counted(self, tid: bytes) -> dict[int, bytes]:
         counts = dict[int, tuple[int, int]]()
-        for names in filter(None, self._scan.all(layout.every(b"r", tid))):
+        for names in filter(None, scan_all(self._server, layout.every(b"r", tid))):
             found = self._server.run(scripts.QUOTA_RECOUNT, names, tid)
             for edge, more, size in zip(found[::3], found[1::3], found[2::3], strict=True):
                 count, stored = counts.get(edge, (0, 0))

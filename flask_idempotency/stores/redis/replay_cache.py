@@ -22,7 +22,7 @@ from flask_idempotency.stores.redis.client import make_cache_client
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.encoding import decode, encode
 from flask_idempotency.stores.redis.executor import ScriptExecutor
-from flask_idempotency.stores.redis.scan import Scan
+from flask_idempotency.stores.redis.scan import scan_all
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.tiered import Missed
 
@@ -215,7 +215,7 @@ class RedisReplayCache:
     def _erase(self, server: ScriptExecutor, tid: bytes) -> bool:
         server.run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
         # Delete the responses too: they must not stay until they expire, and Redis may evict the note of the erasure.
-        for names in Scan(server).all(layout.every(b"c", tid)):
+        for names in scan_all(server, layout.every(b"c", tid)):
             if names:
                 server.run(scripts.CACHE_DELETE_TENANT, names, tid)
         return True

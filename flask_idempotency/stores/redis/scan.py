@@ -21,38 +21,33 @@ BATCH = 500
 """Keys per SCAN: less than a millisecond of the server's time."""
 
 
-class Scan:
-    """Scan the keys of a server, or of each primary of a Cluster in turn.
+def scan_page(server: ScriptExecutor, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
+    """Return the matching keys of about `count` keys, and the cursor of the next page, None after the last.
 
-    The scan returns each key that exists from its beginning to its end at least once. It may miss keys if a replica
-    replaces a primary or slots move during the scan.
+    In a Cluster, the primaries follow each other. All pages together have each key at least once that exists from the first
+    one to the last. They may miss keys if a replica replaces a primary or slots move in between.
     """
+    name, _, cursor = after.rpartition(b" ")
+    nodes = server.primaries()
+    names = [each for each, _ in nodes]
+    at = names.index(name) if name in names else 0
+    begin = int(cursor) if cursor and names[at] == name else 0
+    following, keys = server.scan(begin, pattern, count, node=nodes[at][1])
+    if following == 0:
+        at += 1
+    return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
 
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
 
-    def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
-        """Return the matching keys of about `count` keys, and the cursor of the next page, None after the last."""
-        name, _, cursor = after.rpartition(b" ")
-        nodes = self._server.primaries()
-        names = [each for each, _ in nodes]
-        at = names.index(name) if name in names else 0
-        begin = int(cursor) if cursor and names[at] == name else 0
-        following, keys = self._server.scan(begin, pattern, count, node=nodes[at][1])
-        if following == 0:
-            at += 1
-        return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
-
-    def all(self, pattern: bytes) -> Iterator[list[bytes]]:
-        """Yield all matching keys in batches, each key once. A batch may be empty."""
-        after: bytes | None = b""
-        seen = set[bytes]()
-        while after is not None:
-            keys, after = self.page(pattern, after=after, count=BATCH)
-            # SCAN may return a key twice.
-            fresh = [name for name in dict.fromkeys(keys) if name not in seen]
-            seen.update(fresh)
-            yield fresh
+def scan_all(server: ScriptExecutor, pattern: bytes) -> Iterator[list[bytes]]:
+    """Yield the keys of all pages in batches, each key once. A batch may be empty."""
+    after: bytes | None = b""
+    seen = set[bytes]()
+    while after is not None:
+        keys, after = scan_page(server, pattern, after=after, count=BATCH)
+        # SCAN may return a key twice.
+        fresh = [name for name in dict.fromkeys(keys) if name not in seen]
+        seen.update(fresh)
+        yield fresh
 
 
 def batches(items: Iterable[ItemT], size: int, partition: Callable[[ItemT], object]) -> Iterator[list[ItemT]]:

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.executor import ScriptExecutor, text_in, whole_number
+from flask_idempotency.stores.redis.executor import RedisCapability, text_in, whole_number
 
 
-class RedisTaskLog:
+class RedisTaskLog(RedisCapability):
     """Implement `capabilities.TaskLog`. A full Redis still accepts these writes, so that reports stay current."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
 
     def now(self) -> float:
         return self._server.now()

@@ -71,17 +71,12 @@ def parse_multi_host(url: str) -> MultiHostUrl:
         raise ValueError("the path contains an @: write / in a password as %2F")
     names = tuple(unquote(part) for part in path.split("/") if part)
     addresses = tuple(_address(text, _PORTS[kind]) for text in hosts.split(","))
-    return MultiHostUrl(kind, scheme.lower() == "rediss", addresses, _path(kind, names), user, query)
-
-
-def _path(kind: Kind, names: tuple[str, ...]) -> tuple[str, ...]:
-    if kind == "cluster":
-        if names not in ((), ("0",)):
-            raise ValueError("a Cluster has only database 0")
-        return ()
-    if not 1 <= len(names) <= 2 or not all(name.isdigit() for name in names[1:]):
+    if kind == "cluster" and names not in ((), ("0",)):
+        raise ValueError("a Cluster has only database 0")
+    if kind == "sentinel" and not (1 <= len(names) <= 2 and all(name.isdigit() for name in names[1:])):
         raise ValueError("the path must be a service, or a service and a database number")
-    return names
+    path_names = names if kind == "sentinel" else ()
+    return MultiHostUrl(kind, scheme.lower() == "rediss", addresses, path_names, user, query)
 
 
 def _address(text: str, port: int) -> Address:

@@ -62,7 +62,7 @@ def test_an_import_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, st
 
 
 def test_a_copy_is_deferred_too() -> None:
-    copied = copy.copy(deferred("scan", "Scan", "a server"))
+    copied = copy.copy(deferred("executor", "RedisCapability", "a server"))
 
     assert type(copied) is Deferred
     assert copied._server == "a server"

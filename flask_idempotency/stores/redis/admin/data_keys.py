@@ -16,8 +16,8 @@ from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, payload_bytes
-from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, refusal, text_in, whole_number
-from flask_idempotency.stores.redis.scan import BATCH, ErasureCache, Scan, seen_record
+from flask_idempotency.stores.redis.executor import Call, RedisCapability, corrupt, refusal, text_in, whole_number
+from flask_idempotency.stores.redis.scan import BATCH, ErasureCache, scan_all, scan_page, seen_record
 
 _ID_BYTES = 16
 _LAST_KEY, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "DISABLED"))
@@ -25,12 +25,8 @@ _LAST_KEY, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "D
 _log = logging.getLogger("flask_idempotency")
 
 
-class RedisDataKeys:
+class RedisDataKeys(RedisCapability):
     """Implement `capabilities.DataKeys`."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-        self._scan = Scan(server)
 
     def read_keys(self, tid: bytes) -> TenantKeys:
         now, store, fields = self._look(tid)
@@ -69,7 +65,7 @@ class RedisDataKeys:
     def _all(self) -> Iterator[tuple[bytes, DataKey]]:
         """Yield every tenant's readable data keys, each once, and log how many are not readable."""
         unreadable = 0
-        for names in self._scan.all(layout.every(b"k")):
+        for names in scan_all(self._server, layout.every(b"k")):
             for tid in filter(None, map(layout.tid, names)):
                 try:
                     now, _, fields = self._look(tid)
@@ -120,19 +116,15 @@ BATCH_BYTES = 1 << 20
 """Bytes per MGET: less than a millisecond of the server's time. A larger record gets an MGET alone."""
 
 
-class RedisResponses:
+class RedisResponses(RedisCapability):
     """Implement `capabilities.Responses`.
 
     `scan` uses SCAN, so it may miss records if a replica replaces a primary. If you must not miss one, call `count`
     afterwards, and scan again.
     """
 
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-        self._scan = Scan(server)
-
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        names, following = self._scan.page(layout.every(b"r", tid), after=after, count=min(limit, BATCH))
+        names, following = scan_page(self._server, layout.every(b"r", tid), after=after, count=min(limit, BATCH))
 
         def is_wanted(answer: Answer) -> bool:
             is_live = answer.record.remaining > 0 and tid in (None, answer.key.tid)
@@ -150,7 +142,7 @@ class RedisResponses:
         names, looked, count = dict[bytes, None](), 0, min(limit, BATCH)
         following: bytes | None = after
         while following is not None and looked < MOST_KEYS and (looked == 0 or 2 * len(names) < limit):
-            found, following = self._scan.page(layout.every(b"r", tid), after=following, count=count)
+            found, following = scan_page(self._server, layout.every(b"r", tid), after=following, count=count)
             names.update(dict.fromkeys(found))
             looked += count
             wanted = (limit - len(names)) * looked // max(len(names), 1)
@@ -170,7 +162,7 @@ class RedisResponses:
 
     def count(self) -> Mapping[str, int]:
         counts = Counter[str]()
-        for names in self._scan.all(layout.every(b"r")):
+        for names in scan_all(self._server, layout.every(b"r")):
             for glanced in self._glanced(names):
                 payload = glanced.answer.record.payload
                 counts[kid_of(payload)] += payload is None or payload.sealed_by != ERASED

@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.eviction import REMEDY, evicts
-from flask_idempotency.stores.redis.executor import ScriptExecutor
+from flask_idempotency.stores.redis.executor import RedisCapability
 
 Said: TypeAlias = tuple[Verdict, *tuple[str, ...]]
 """What a check has found: all of a `Finding` but its name."""
@@ -53,11 +53,8 @@ class _Look:
     """Of `SAMPLED` keys or fewer: how many belong to another program. None: its ACL refuses to say."""
 
 
-class RedisHealth:
+class RedisHealth(RedisCapability):
     """Implement `capabilities.Health`. In a Cluster, check every primary and return the worst finding of each check."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
 
     def findings(self) -> Sequence[Finding]:
         looks = [self._look(node) for _, node in self._server.primaries()]

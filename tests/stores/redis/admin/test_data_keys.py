@@ -16,7 +16,7 @@ from flask_idempotency.engine.model import NO_INFO, RequestInfo, SealedBy, Store
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES
-from flask_idempotency.stores.redis.scan import Scan
+from flask_idempotency.stores.redis.scan import scan_all, scan_page
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
@@ -296,16 +296,16 @@ class Nodes:
 def test_every_node_of_a_cluster_is_scanned_to_its_end() -> None:
     server: Any = Nodes(a=2, b=3, c=1)
 
-    assert [key for keys in Scan(server).all(b"*") for key in keys] == [b"a0", b"a1", b"b0", b"b1", b"b2", b"c0"]
+    assert [key for keys in scan_all(server, b"*") for key in keys] == [b"a0", b"a1", b"b0", b"b1", b"b2", b"c0"]
 
 
 def test_a_scan_restarts_if_its_node_is_gone() -> None:
     """Where it stood means nothing on another server: to meet some twice is allowed, to pass some over is not."""
     server: Any = Nodes(a=2, b=3)
-    _, after = Scan(server).page(b"*", after=b"b 0", count=1)
+    _, after = scan_page(server, b"*", after=b"b 0", count=1)
     assert after == b"b 1"
     other: Any = Nodes(a=2, c=3)
-    keys, _ = Scan(other).page(b"*", after=after, count=1)
+    keys, _ = scan_page(other, b"*", after=after, count=1)
 
     assert keys == [b"a0"]
 
