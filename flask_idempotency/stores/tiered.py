@@ -50,20 +50,6 @@ This is more than run in one process at a time. The first replay caches the resp
 """
 
 
-_PASSED_ON: Final = (
-    "ledger",
-    "expiry",
-    "task_log",
-    "notifier",
-    "journals",
-    "activity",
-    "observations",
-    "audit",
-    "void",
-)
-"""Capabilities of the system that do not affect the cache."""
-
-
 @valueclass(frozen=True, slots=True)
 class Missed:
     """The cache has no response for this key. `at` is the time by the cache's clock, or None if it did not answer."""
@@ -158,15 +144,16 @@ class TieredStore:
         self.quarantine = system.quarantine
         self.read = system.read
         offered = capabilities_of(system)
+        # The annotations of the class name the capabilities of a tiered store.
+        for name in TieredStore.__annotations__:
+            if (capability := getattr(offered, name)) is not None:
+                setattr(self, name, capability)
         if offered.data_keys is not None:
             self.data_keys = CachedDataKeys(offered.data_keys, cache.erase)
         if offered.responses is not None:
             self.responses = CachedResponses(offered.responses, self._forget)
         if offered.recovery is not None:
             self.recovery = CachedRecovery(offered.recovery, self._invalidate)
-        for name in _PASSED_ON:
-            if (capability := getattr(offered, name)) is not None:
-                setattr(self, name, capability)
         self.process_local: bool | None = offered.process_local
         self.remembers: bool | None = offered.remembers
         self.health = CachedHealth(offered.health, cache)
