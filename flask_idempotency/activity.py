@@ -22,10 +22,11 @@ from flask_idempotency.engine import activity as names
 from flask_idempotency.engine import events
 from flask_idempotency.engine.activity import EDGES, MOST_ENDPOINTS, OTHER_ENDPOINTS, ActivityLog, slot
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import Event, Observers
+from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.settings import Settings
 

@@ -15,9 +15,9 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable, importing
-from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.offered import CAPABILITIES, Capabilities, KnowsCache, capabilities_of
 from flask_idempotency.engine.tasks import OwnTaskLog
 from flask_idempotency.engine.values import valueclass

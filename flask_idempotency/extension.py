@@ -22,8 +22,8 @@ from flask_idempotency.assembly import Services, build, build_outbox, identities
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, importing
-from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.model import Record
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Registrations, is_same

@@ -13,7 +13,8 @@ from textwrap import indent
 from typing import Final
 
 from flask_idempotency.engine.escape import printable, printable_lines, printable_values
-from flask_idempotency.engine.events import Event, Observer, facts_of, kinds, name_of
+from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
+from flask_idempotency.engine.observers import Observer
 
 LOGGER: Final = "flask_idempotency.events"
 

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from blinker import NamedSignal, Namespace
 from flask import Flask
 
-from flask_idempotency.engine.events import Event, Observer, kinds, name_of
+from flask_idempotency.engine.events import Event, kinds, name_of
+from flask_idempotency.engine.observers import Observer
 
 __all__ = ["SIGNALS"]
 

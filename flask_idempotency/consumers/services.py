@@ -13,8 +13,8 @@ from typing import Any, Final
 from flask_idempotency.activity import activity_of
 from flask_idempotency.assembly import Services, build, identities, log_faults
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.logs import log_of

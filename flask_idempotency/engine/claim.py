@@ -28,6 +28,7 @@ from flask_idempotency.engine.model import (
     WrittenT,
     write_sealed,
 )
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
@@ -107,7 +108,7 @@ class Dependencies:
     repeater: LeaseRenewer
     """Repeats the writes that a store did not take, so that leases need not wait for them."""
     waiters: Waiters
-    observers: events.Observers
+    observers: Observers
     transactions: Transactions | None = None
     """Present when the store keeps its records in the database of the application's own session."""
     data_loss: DataLossDetector | None = None

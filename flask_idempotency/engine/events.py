@@ -1,4 +1,4 @@
-"""Every event of the library, with its log level and its sentence, and the observers that receive it.
+"""Every event of the library, with its log level and its sentence.
 
 To add an event, write its class here and say in `metrics.py` what it counts for. Signals, log lines and the
 reference pages follow from the class. No event holds a key, a principal, a token or a body.
@@ -6,16 +6,13 @@ reference pages follow from the class. No event holds a key, a principal, a toke
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from logging import DEBUG, ERROR, INFO, WARNING
-from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
+from typing import ClassVar, TypeVar, dataclass_transform
 
 from flask_idempotency.engine.activity import UNREMARKABLE
 from flask_idempotency.engine.values import valueclass
-
-_log = logging.getLogger("flask_idempotency")
 
 
 @valueclass(frozen=True, slots=True)
@@ -527,9 +524,6 @@ class JanitorMissing(Event):
     seconds: float
 
 
-Observer: TypeAlias = Callable[[Event], None]
-
-
 def kinds() -> tuple[type[Event], ...]:
     """Return every event class, in the order of this file."""
     return tuple(_kinds)
@@ -543,24 +537,6 @@ def name_of(kind: type[Event]) -> str:
 def facts_of(kind: type[Event]) -> tuple[str, ...]:
     """Return the names of the fields of this event, without `record` and `operation`."""
     return tuple(name for name in kind.__dataclass_fields__ if name not in Event.__dataclass_fields__)
-
-
-class Observers:
-    """Pass each event to every observer. Log what an observer raises and go on: it must not break a payment."""
-
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = tuple(observers)
-
-    def add(self, observer: Observer) -> None:
-        """Pass later events to this observer too."""
-        self._observers += (observer,)
-
-    def __call__(self, event: Event) -> None:
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception:  # noqa: BLE001 - whatever it is, the payment goes on
-                _log.exception("an observer failed on %s", type(event).__name__)
 
 
 __all__ = ["Event", *(kind.__name__ for kind in _kinds)]

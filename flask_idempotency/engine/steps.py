@@ -31,6 +31,7 @@ from flask_idempotency.engine.journal import (
 )
 from flask_idempotency.engine.keys import step_digest
 from flask_idempotency.engine.model import ERASED, IN_DOUBT, SealContext, write_sealed
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_journal import ClaimJournal
@@ -47,7 +48,7 @@ class Steps:
     policy: Policy
     journals: Journals
     codec: Codec
-    observers: events.Observers
+    observers: Observers
     operation: str
     monotonic: Callable[[], float]
     refuse: Callable[[], None]

@@ -27,8 +27,9 @@ from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import NOT_REACHED, decide, settle, stopped_short, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
-from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.model import IN_DOUBT, InFlight, OverQuota, StoredResponse, Unknown
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, LogLimit, OutageLog, cause_of
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
 from flask_idempotency.settings import Settings

@@ -32,11 +32,12 @@ from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.ending import settle
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import IdempotencyError, InvalidKey, StoreUnavailable
-from flask_idempotency.engine.events import Completed, Event, Observation, Observers, Quarantined, Released
+from flask_idempotency.engine.events import Completed, Event, Observation, Quarantined, Released
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.outages import LogLimit, cause_of
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.quota import Quota

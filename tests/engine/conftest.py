@@ -12,10 +12,11 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine, Outcome
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import Event, Observers
+from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Policy, merge
 from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.waiting import Waiters

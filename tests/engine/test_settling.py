@@ -20,9 +20,10 @@ from flask_idempotency.engine.errors import (
     RingMismatch,
     StoreUnavailable,
 )
-from flask_idempotency.engine.events import Event, Observers, Resolved
+from flask_idempotency.engine.events import Event, Resolved
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, ERASED, Record, SealContext, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

@@ -26,6 +26,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.journal import STEPS_CHANGED, JournalWrite, StepState, StepWriting
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import IN_DOUBT, State
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.steps import StepRun
@@ -556,7 +557,7 @@ def test_an_observer_holds_no_other_step_up(shop: Shop, told: type[events.Event]
             asked.join(60)
             free.append(not asked.is_alive())
 
-    claim.steps.observers = events.Observers((observe,))
+    claim.steps.observers = Observers((observe,))
     if told is events.StepsChangedHeld:
         with pytest.raises(StepsChanged):
             shop.take(claim, "charge")

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.events import Event, Observers
+from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry, Record, State
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Drift
 from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome

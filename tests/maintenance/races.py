@@ -11,9 +11,10 @@ from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.events import Event, Observers, Reaped, Resolved
+from flask_idempotency.engine.events import Event, Reaped, Resolved
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, OnExpiry, Record, State, StoredResponse
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Batcher, expire

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import Event, Observers, TaskRun
+from flask_idempotency.engine.events import Event, TaskRun
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.tasks import TaskReport
 from flask_idempotency.maintenance.janitor import (

@@ -10,10 +10,11 @@ import pytest
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.events import Event, Observers, Quarantined, Resolved, StepSettled
+from flask_idempotency.engine.events import Event, Quarantined, Resolved, StepSettled
 from flask_idempotency.engine.journal import NEVER_RESUMED, STEPS_CHANGED, Effects, Entry, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, OnExpiry, State
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import NeverHappened, Resolution, Resume, Settler, UnknownOutcome
 from flask_idempotency.engine.store import StepContext

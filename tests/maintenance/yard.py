@@ -7,9 +7,10 @@ from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.events import Event, Observers
+from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, OnExpiry, Record, SealContext, StoredResponse
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Settler, UnknownOutcome
 from flask_idempotency.engine.store import Codec

@@ -23,7 +23,7 @@ from marshmallow import ValidationError, fields
 from flask_idempotency import Idempotency
 from flask_idempotency.assembly import build, identities
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, summary

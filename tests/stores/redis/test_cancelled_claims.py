@@ -13,10 +13,10 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.model import InFlight
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.stores.redis import layout
