@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import LARGEST_KEPT, SeenRecord, StoredPayload
-from flask_idempotency.engine.store import StepContext
+from flask_idempotency.engine.store import StepContext, WatchedTransaction
 from flask_idempotency.engine.values import valueclass
 
 Effects: TypeAlias = Literal["plain", "deduplicated", "transactional", "pure"]
@@ -269,17 +269,12 @@ StepWriting: TypeAlias = Callable[[Callable[[Sequence[JournalWrite]], None]], No
 """Calls its argument with one write for each record of a claim, and again with new ones after `DataKeyMissing`."""
 
 
-class StepTransaction(Protocol):
+class StepTransaction(WatchedTransaction, Protocol):
     """The application's own database transaction, for one transactional step. Made by `StepTransactions.join_step`.
 
     It watches for commits that the step's function makes by itself, as `Transaction` does. Such a commit enters the step as
     begun and plain in the same transaction: from there on it is at most once.
     """
-
-    @property
-    def committed_early(self) -> bool:
-        """Whether the function has committed by itself, or tried to and the outcome is unknown."""
-        ...
 
     def commit_step(self, writing: StepWriting) -> None:
         """Flush and commit the function's rows together with its entry, in every journal of the claim, or neither.
@@ -289,14 +284,6 @@ class StepTransaction(Protocol):
         another connection: returns if the entry is there, raises `NotCommitted` if it is not, and `StoreUnavailable` if
         that stays unknown.
         """
-        ...
-
-    def roll_back(self) -> None:
-        """Roll back what the function did not commit. Never raises."""
-        ...
-
-    def leave(self) -> None:
-        """Stop watching. Harmless to repeat."""
         ...
 
 

@@ -176,20 +176,32 @@ Writing: TypeAlias = Callable[[Callable[[Sequence[StoredPayload]], None]], None]
 """Calls its argument with the payloads of a claim's records, and again with new ones after `DataKeyMissing`."""
 
 
-class Transaction(Protocol):
+class WatchedTransaction(Protocol):
+    """The application's own database transaction, while a view or a step writes through it."""
+
+    @property
+    def committed_early(self) -> bool:
+        """Whether the view or the step has committed by itself, so that a rollback no longer undoes its writes.
+
+        Also True if it tried to and the outcome is unknown. May query the database.
+        """
+        ...
+
+    def roll_back(self) -> None:
+        """Roll back what was not committed. Never raises: a dead connection rolls back too."""
+        ...
+
+    def leave(self) -> None:
+        """Stop watching. Harmless to repeat."""
+        ...
+
+
+class Transaction(WatchedTransaction, Protocol):
     """The application's own database transaction, while one claim's view writes through it.
 
     From `Transactions.join` on it watches for commits that the claim did not make. It allows them only while this token
     holds the claim. The same commit then marks the point of no return, as `Store.mark_point_of_no_return` does.
     """
-
-    @property
-    def committed_early(self) -> bool:
-        """Whether the view has committed by itself, so that a rollback no longer undoes its writes.
-
-        Also True if it tried to and the outcome is unknown. May query the database.
-        """
-        ...
 
     def settle(
         self,
@@ -223,16 +235,8 @@ class Transaction(Protocol):
         """
         ...
 
-    def roll_back(self) -> None:
-        """Roll back what the view did not commit. Never raises: a dead connection rolls back too."""
-        ...
-
     def before_mark(self) -> None:
         """Raise `ConfigurationError` if the state of the session prevents marking the record."""
-        ...
-
-    def leave(self) -> None:
-        """Stop watching. Harmless to repeat."""
         ...
 
     def is_retryable(self, error: BaseException) -> bool:
