@@ -14,7 +14,6 @@ from threading import RLock
 
 from flask_idempotency.engine import errors, events
 from flask_idempotency.engine.journal import (
-    BESIDE,
     KEPT_REQUEST,
     LARGEST_JOURNAL,
     LARGEST_RESULT,
@@ -94,13 +93,8 @@ class Steps:
                     continue
                 context = record.context
                 journal = self.journals.recall(context.key, context.token, fence=context.fence)
-                for entry in journal.entries:
-                    if entry.name[:1] != BESIDE:
-                        record.entries[entry.id] = entry
-                    elif entry.name == TRY:
-                        record.tries += 1
-                    else:
-                        record.keeps.add(entry.id)
+                record.entries = {entry.id: entry for entry in journal.entries if entry.is_step}
+                record.keeps, record.tries = {entry.id for entry in journal.kept_requests}, len(journal.tries)
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
