@@ -121,13 +121,13 @@ class Guard:
         if self.abandoned_streams:
             self.settle_abandoned()
         policy, settings, callbacks = state.policy, self.settings, self.callbacks
-        if state.finishing is not None:
-            return self._adopt(state, state.finishing, request)
-        if policy.mode != "enforce" or not settings.enabled:
+        if state.finishing is None and (policy.mode != "enforce" or not settings.enabled):
             return self._run_without_key(state)
         if self.activity is not None:
             state.began = perf_counter()
         try:
+            if state.finishing is not None:
+                return self._adopt(state, state.finishing, request)
             requests = self.reader.read(state, request, trace=None if self.tracing is None else self.tracing.trace)
         except UnknownCaller as error:
             return self._refuse(state, self._unknown_caller(state, error))
@@ -188,23 +188,20 @@ class Guard:
             )
 
     def _adopt(self, state: RequestState, finishing: Try, request: Request) -> Response | None:
-        """Let the view run under the claim of the janitor, if this request came out as the caller of the record."""
+        """Let the view run under the claim of the janitor, if this request came out as the caller of the record.
+
+        Raises `UnknownCaller`.
+        """
         callbacks, claim = self.callbacks, finishing.claim
         if callbacks.tenant is not None:
             state.tenant = load_tenant(callbacks, self.app)
-        try:
-            state.principal = self.reader.credentials.principal(
-                callbacks.principal, request, self.app, in_view=state.deferred
-            )
-        except UnknownCaller as error:
-            return self._refuse(state, self._unknown_caller(state, error))
+        named = self.reader.credentials.principal(callbacks.principal, request, self.app, in_view=state.deferred)
+        state.principal = named
         if not finishing.adopt(state.tenant, state.principal):
             return self._refuse(state, Problem("principal-required", status=403))
         state.record, state.claim, state.oldest = claim.label, claim, finishing.oldest
         state.phase, state.thread = Phase.CLAIMED, get_ident()
         state.strict = self.app.debug or self.app.testing
-        if self.activity is not None:
-            state.began = perf_counter()
         return None
 
     def _run_without_key(self, state: RequestState, *, required: bool = False) -> Response | None:

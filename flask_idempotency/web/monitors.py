@@ -87,7 +87,7 @@ def _kinds_before(
             return (FORMER_LOADER,)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Monitor:
     """Looks at the task log now and then. `monotonic` is for tests."""
 
@@ -96,11 +96,9 @@ class Monitor:
 
     task_log: TaskLog
     monotonic: Callable[[], float] = field(default=time.monotonic, kw_only=True)
-
-    def __post_init__(self) -> None:
-        self._lock = Lock()
-        self.due: float = -inf
-        """When it looks next, by `monotonic`."""
+    due: float = field(default=-inf, init=False)
+    """When it looks next, by `monotonic`."""
+    _lock: Lock = field(default_factory=Lock, init=False)
 
     def look(self) -> None:
         """Look if it is `due`. Call this when a keyed request ends. It never raises."""
@@ -119,7 +117,7 @@ class Monitor:
         raise NotImplementedError
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class JanitorMonitor(Monitor):
     """Publish `JanitorMissing` once when no janitor has reported for two intervals of `every` seconds.
 
@@ -131,11 +129,8 @@ class JanitorMonitor(Monitor):
 
     observers: Callable[[Event], None]
     every: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._began: float | None = None
-        self._published = False
+    _began: float | None = field(default=None, init=False)
+    _published: bool = field(default=False, init=False)
 
     def _look(self, now: float) -> float:
         patience = 2 * self.every
@@ -151,7 +146,7 @@ class JanitorMonitor(Monitor):
         return patience
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class IdentityMonitor(Monitor):
     """Log each change of the identity of keys once.
 
@@ -162,11 +157,8 @@ class IdentityMonitor(Monitor):
     question = "the identity of keys has changed"
 
     shape: Callable[[], IdentityShape]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._logged = LogLimit()
-        self._httpauth = False
+    _logged: LogLimit = field(default_factory=LogLimit, init=False)
+    _httpauth: bool = field(default=False, init=False)
 
     def note_httpauth(self) -> None:
         """Note that Flask-HTTPAuth named a caller: the next look records it."""
