@@ -82,7 +82,7 @@ def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
     position = stream.tell()
     stream.seek(0)
     try:
-        if not _may_have_files(request):
+        if request.mimetype != "multipart/form-data":
             data = stream.read()
             _, fields, _ = FormDataParser(silent=False).parse(io.BytesIO(data), request.mimetype, None)
             return _named(list(fields.items(multi=True)), None, exact=_is_utf8(data))
@@ -117,7 +117,7 @@ def parsed_form(request: Request) -> Form | None:
         ]
     except (AttributeError, OSError, ValueError) as error:
         raise BodyConsumed from error
-    return _named(list(request.form.items(multi=True)), parts if _may_have_files(request) else None)
+    return _named(list(request.form.items(multi=True)), parts if request.mimetype == "multipart/form-data" else None)
 
 
 def _named(fields: list[tuple[str, str]], files: list[FilePart] | None, *, exact: bool = True) -> Form | None:
@@ -191,7 +191,3 @@ class _Hashing:
 
 def _part(name: str, file: FileStorage, content: bytes) -> FilePart:
     return FilePart(name, file.filename or "", file.content_type or "", content)
-
-
-def _may_have_files(request: Request) -> bool:
-    return request.mimetype == "multipart/form-data"

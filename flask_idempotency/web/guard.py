@@ -221,24 +221,17 @@ class Guard:
     def _refuse(self, state: RequestState, problem: Problem) -> Response:
         if self.activity is not None and problem.code in COUNTED_HERE:
             self.activity.count(state.operation, COUNTED_HERE[problem.code])
-        response = self._reply(state, problem)
+        response = self.reply(state, problem)
         state.phase = Phase.ANSWERED
         return response
 
-    def _reply(self, state: RequestState, reply: Problem | StoredResponse) -> Response:
+    def reply(self, state: RequestState, reply: Problem | StoredResponse) -> Response:
         """Build our response, and remember how it looks, so that `capture` notices what others make of it."""
         if self.replies.status_views and isinstance(reply, Problem):
             reply = self.replies.with_status_url(state, reply)
         response = self.replies.build(reply, state.policy)
         state.reply, state.response, state.looks = reply, response, looks(response)
         return response
-
-    def rebuild(self, state: RequestState) -> Response | None:
-        """Build the response again that was sent in the view's place: the first may have changed. None: there was none."""
-        if state.reply is None:
-            return None
-        state.phase = Phase.ANSWERED
-        return self._reply(state, state.reply)
 
     def _outcome(self, state: RequestState, outcome: Outcome) -> Response:
         """Build the response for an outcome that is no claim."""
@@ -251,14 +244,14 @@ class Guard:
             problem = refusal(outcome)
             if state.preferred_wait is not None and isinstance(outcome, InFlight):
                 problem = replace(problem, headers=(("Preference-Applied", f"wait={state.preferred_wait}"),))
-            return self._reply(state, problem)
+            return self.reply(state, problem)
         stored = outcome
         guard = self.callbacks.replay_guard
         if guard is not None and not self.app.ensure_sync(guard)(stored.record):
             self.observers(ReplayForbidden(state.record, state.operation))
-            return self._reply(state, Problem("replay-forbidden"))
+            return self.reply(state, Problem("replay-forbidden"))
         try:
-            response = self._reply(state, stored.response)
+            response = self.reply(state, stored.response)
         except errors.CorruptRecord as error:
             try:
                 self.engine.mark_corrupt(stored, label=state.record)
@@ -266,7 +259,7 @@ class Guard:
                 # The next retry will find it out again.
                 name = cause_of(unavailable)
                 _log.warning("a record that cannot be read could not be quarantined (%s)", name)
-            return self._reply(state, failure(error))
+            return self.reply(state, failure(error))
         status, kept = stored.response.status, stored.response.kept
         self.observers(ReplayServed(state.record, state.operation, status=status, kept=kept))
         return response
@@ -488,7 +481,7 @@ class Guard:
         try:
             successor = self._outcome(state, self.engine.successor(claim))
         except (errors.StoreUnavailable, errors.CorruptRecord) as error:
-            successor = self._reply(state, failure(error))
+            successor = self.reply(state, failure(error))
         overlay(response, successor, policy=state.policy, lost=state.capture)
 
 

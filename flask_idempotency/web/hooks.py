@@ -231,7 +231,8 @@ class Hooks:
         if state.phase is Phase.NEW:
             return self.begin(state, in_view=True)
         if state.reply is not None:
-            return self._guard.rebuild(state)
+            state.phase = Phase.ANSWERED
+            return self._guard.reply(state, state.reply)  # the first one may have changed
         if state.phase is Phase.CLAIMED and not state.deferred:
             self._warn_once(
                 state,
