@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flask_idempotency.engine.step_rules import Step
     from flask_idempotency.extension import Idempotency
     from flask_idempotency.settings import derived_secret
-    from flask_idempotency.settings.profiles import cors_headers
+    from flask_idempotency.settings.cors import cors_headers
     from flask_idempotency.steps.steps import current_step, durable_step
     from flask_idempotency.web.current_claim import current_claim, idempotency_field
     from flask_idempotency.web.key_status import key_status
@@ -89,7 +89,7 @@ _NAMES = {
     "engine.step_rules": ("Step",),
     "extension": ("Idempotency",),
     "settings": ("derived_secret",),
-    "settings.profiles": ("cors_headers",),
+    "settings.cors": ("cors_headers",),
     "steps.steps": ("current_step", "durable_step"),
     "web.current_claim": ("current_claim", "idempotency_field"),
     "web.key_status": ("key_status",),

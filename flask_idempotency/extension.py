@@ -25,7 +25,6 @@ from flask_idempotency.engine.errors import ConfigurationError, importing
 from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import Override, Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Registrations, is_same
 from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from flask_idempotency.consumers.inbox import Inbox
     from flask_idempotency.consumers.services import ConsumerServices
     from flask_idempotency.engine.capabilities import Finding
+    from flask_idempotency.engine.quota import Quota
     from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
     from flask_idempotency.engine.store import Schema
 

@@ -148,9 +148,12 @@ IN_MEMORY = APPLICATION.format(store="memory://")
 ON_REDIS = APPLICATION.format(store="redis://127.0.0.1:1")
 RARE = (
     "consumers",
+    "engine.operations",
     "engine.passwords",
+    "engine.quota",
     "engine.steps",
     "operations.times",
+    "settings.cors",
     "settings.encryption",
     "settings.transport",
     "stores.notifications",

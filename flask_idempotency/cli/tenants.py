@@ -13,7 +13,8 @@ from flask_idempotency.cli.output import Line, Style, Styled, short_name, table
 from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaSet
-from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota
+from flask_idempotency.engine.model import MAX_LIMIT
+from flask_idempotency.engine.quota import LIMITS, NewKeys, Quota
 from flask_idempotency.operations.admin import TenantUsage, quota_set, quota_show
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.web import operator

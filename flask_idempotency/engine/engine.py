@@ -30,10 +30,10 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.quota import Quota
     from flask_idempotency.engine.store import Transactions
 
 _MAYBE_GRANTED: Final = Grant(token=b"", fence=0, attempt=0, lease=0.0)

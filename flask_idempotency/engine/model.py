@@ -126,6 +126,9 @@ LARGEST_KEPT: Final = 1024 * 1024
 LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
 """Most bytes of `StoredPayload.data`. Codecs make at most 64 MiB plus what sealing adds; longer data is damaged."""
 
+MAX_LIMIT: Final = 2**53
+"""The largest number that every store can count to, and every database hold."""
+
 LATEST: Final = 253_402_300_799.0
 """The last second of the year 9999. A later stored time is damage, and `datetime` cannot show it."""
 

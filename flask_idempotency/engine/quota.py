@@ -12,16 +12,10 @@ from dataclasses import astuple, dataclass, field, fields
 from typing import Final
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.model import MAX_LIMIT
 from flask_idempotency.engine.values import valueclass
 
 __all__ = ["Drift", "NewKeys", "Quota", "Usage"]
-
-BUCKETS_PER_LIFE: Final = 32
-"""Records expire up to a thirty-second of `keep` late, and each `keep` has at most 64 buckets."""
-
-
-MAX_LIMIT: Final = 2**53
-"""The largest number that every store can count to, and every database hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +124,6 @@ class Drift:
     def none(self) -> bool:
         """Whether counts and records agree."""
         return self == Drift()
-
-
-def bucket_width_ms(keep: float) -> int:
-    """Return the bucket width for records kept for `keep` seconds: a power of two of milliseconds, for exact sums."""
-    return 1 << max(int(keep * 1000 / BUCKETS_PER_LIFE), 1).bit_length() - 1
-
-
-def bucket_edge_ms(now_us: int, keep_us: int, *, width_ms: int) -> int:
-    """Return when a record kept for `keep_us` from now on expires, in milliseconds: the next bucket edge."""
-    width_us = width_ms * 1000
-    return -(-(now_us + keep_us) // width_us) * width_ms
 
 
 def window_of(now_us: int, rate: NewKeys) -> tuple[int, int]:

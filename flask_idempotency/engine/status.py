@@ -24,13 +24,13 @@ from flask_idempotency.engine.model import (
     Voided,
 )
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.values import valueclass
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.capabilities import Void
     from flask_idempotency.engine.claim import Dependencies
     from flask_idempotency.engine.engine import Engine
+    from flask_idempotency.engine.quota import Quota
 
 
 @valueclass(frozen=True, slots=True)

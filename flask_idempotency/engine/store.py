@@ -123,7 +123,7 @@ class Store(Protocol):
         """Store the response durably, to replay for `keep` seconds. Accepts the token late, and from quarantine.
 
         A repeat by the same token changes nothing: the first response stays. A counted record expires at the next bucket
-        edge (`quota.bucket_edge_ms`), so up to a thirty-second of `keep` later.
+        edge (`stores.bucket_edge_ms`), so up to a thirty-second of `keep` later.
 
         With a `remember` that is longer than `keep`, the record stays until then, without its response: claims are
         `Expired`. A quota counts the record until the end of `remember`, and its bytes until the end of `keep`. Only a

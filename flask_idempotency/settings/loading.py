@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
-from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.settings.options import DEPLOYMENT, MEMORY, POLICY, REDIS_SCHEMES, Settings
 from flask_idempotency.settings.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.settings.reading import Option, Refused, imply_steps
@@ -84,7 +83,6 @@ def load_settings(
         from flask_idempotency.settings.encryption import load_encryption  # for the applications that encrypt
 
         key_ring, lacking = load_encryption(loaded, config, has_principal=has_principal)
-    quota = Quota(**{limit.name: loaded.get(f"quota_{limit.name}") for limit in fields(Quota)})
     shards = loaded.get("tenant_shards", 1)
     written = {name: value for name, value in loaded.items() if name in POLICY_FIELDS}
     policy = policy_of(written)
@@ -94,12 +92,19 @@ def load_settings(
         *weak,
         *lacking,
         *_store_faults(loaded, policy, in_memory=in_memory),
-        *(
+    ]
+    quota = None
+    names = "records", "bytes", "in_flight", "new_keys"
+    limits = {name: limit for name in names if (limit := loaded.get(f"quota_{name}")) is not None}
+    if limits:
+        from flask_idempotency.engine.quota import Quota  # for the applications that have quotas
+
+        quota = Quota(**limits)
+        faults += [
             f"IDEMPOTENCY_QUOTA_{name.upper()}: {limit} cannot be divided over IDEMPOTENCY_TENANT_SHARDS ({shards}). Raise it "
             f"to {shards} or more, or leave it out; fewer shards are for a store that has no records yet."
             for name, limit in quota.less_than(shards).items()
-        ),
-    ]
+        ]
     if faults:
         raise ConfigurationError(*faults)
     # The length of a compressed response tells what its parts have in common, and encryption does not hide a length.
@@ -111,7 +116,7 @@ def load_settings(
         "secrets": secrets,
         "policy": policy,
         "written": written,
-        "quota": None if quota.unlimited else quota,
+        "quota": quota,
         "key_ring": key_ring,
         "compression": None if compression == "off" else compression,
         "hash_identities": loaded.get("hash_identities", mode == "required"),
@@ -149,6 +154,8 @@ def summary(settings: Settings, *, quota_loader: bool) -> str:
             encryption += ", plaintext transport allowed"
     quotas = []
     if (quota := settings.quota) is not None:
+        from flask_idempotency.engine.quota import LIMITS
+
         limits = zip(LIMITS, (quota.records, quota.bytes, quota.in_flight), strict=False)
         quotas = [f"{name} {number}" for name, number in limits if number is not None]
         if quota.new_keys is not None:

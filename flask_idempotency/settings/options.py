@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.settings.reading import (
@@ -45,6 +44,7 @@ from flask_idempotency.settings.reading import (
 
 if TYPE_CHECKING:
     from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
+    from flask_idempotency.engine.quota import Quota
     from flask_idempotency.engine.store import Store
 
 MEMORY: Final = "memory://"

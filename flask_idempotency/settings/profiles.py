@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from flask_idempotency.engine.model import LARGEST_KEPT
 from flask_idempotency.engine.policy import Override, Policy, merge
@@ -133,37 +133,6 @@ def _profile_values(written: Override) -> Override:
         decided |= SERVER_ERRORS
     lease = min(values["lease"], written.get("max_runtime", values["lease"]))
     return {**values, **{name: values[name] - decided for name in STATUS_LISTS}, "lease": lease}
-
-
-EXPOSED: Final = (
-    "Idempotency-Status",
-    "Retry-After",
-    "Location",
-    "Link",
-    "Preference-Applied",
-    "RateLimit",
-    "RateLimit-Policy",
-)
-"""The response headers that a client acts on. Browsers hide all of them from scripts of another origin."""
-
-
-def cors_headers(*allow: str) -> dict[str, Any]:
-    """Return the header names of every dialect for Flask-CORS: `CORS(app, origins=[…], **cors_headers("Content-Type"))`.
-
-    `allow` are the request headers that your API takes besides. Pass `Content-Type` for JSON, and `Authorization` if your
-    callers send it. It says nothing about origins, methods or credentials. Raises `TypeError` if you pass a list.
-    """
-    for name in allow:
-        if not isinstance(name, str):
-            raise TypeError(
-                f'Pass the names of header fields, not a {type(name).__name__}: cors_headers("Content-Type", "Authorization").'
-            )
-    keys = [name for profile in PROFILES.values() for name in profile.values["header"]]
-    marks = [name for profile in PROFILES.values() for name, _ in profile.values["replayed_header"]]
-    return {
-        "allow_headers": list(dict.fromkeys((*keys, "Prefer", *allow))),
-        "expose_headers": list(dict.fromkeys((*marks, *EXPOSED))),
-    }
 
 
 KEPT_FIELDS = frozenset(

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.fingerprint import check_pointer
-from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys
+from flask_idempotency.engine.model import MAX_LIMIT
 from flask_idempotency.engine.values import fits, valueclass
 from flask_idempotency.settings.profiles import faults_of_kept
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.quota import NewKeys
     from flask_idempotency.engine.step_rules import Step
 
 EXTENSIONS: Final = ("Flask-HTTPAuth", "Flask-JWT-Extended", "Flask-Login", "Flask-Principal")
@@ -232,6 +233,8 @@ def imply_steps(loaded: dict[str, Any]) -> None:
 
 def rate(value: Any) -> NewKeys:
     """Read a pair: a number of keys, and the duration of the window in which they are counted."""
+    from flask_idempotency.engine.quota import NewKeys  # for the applications that have quotas
+
     if isinstance(value, NewKeys):
         value = (value.count, value.seconds)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:

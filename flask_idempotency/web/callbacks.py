@@ -13,9 +13,7 @@ from flask import Flask, Request
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import Identity, Scope, key_timestamp
 from flask_idempotency.engine.model import VOIDED, Callers, ClaimRequest, Record
-from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings import Settings
@@ -23,6 +21,8 @@ from flask_idempotency.settings.reading import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.operations import Operations
+    from flask_idempotency.engine.quota import Quota
     from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 
 
@@ -52,8 +52,17 @@ class Callbacks:
     act_for: ActFor | None = None
     resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = field(default_factory=dict)
     """By the endpoint, inbox or task whose keys they resolve."""
-    operations: Operations = field(default_factory=Operations)
+    shared: dict[str, Operations] = field(default_factory=dict)
+    """Has the `operations` from their first use on. The applications of one extension object share it."""
     kept: Kept = field(default_factory=Kept)
+
+    @property
+    def operations(self) -> Operations:
+        """The inboxes and tasks that this process knows."""
+        from flask_idempotency.engine.operations import Operations  # for consumers, janitors and commands
+
+        # Two threads get the same object.
+        return self.shared.setdefault("operations", Operations())
 
     def names(self) -> list[str]:
         """Return the name of each function: that of its loader, or "resolver:" and the operation."""
@@ -92,7 +101,7 @@ class SharedCallbacks:
     def set_up(self) -> Callbacks:
         """Return the functions of the next application. Later registrations reach it."""
         made = Callbacks()
-        made.operations = self.newest.operations
+        made.shared = self.newest.shared
         made.kept = self._registrations.set_up(self.newest.names())
         self._used.add(made)
         self._give()
@@ -225,6 +234,8 @@ def load_quota(loaders: Callbacks, settings: Settings, tenant: str | None, app: 
     """Return the quota of one part of this tenant: that of the settings, overlaid by the loader's. None: none is counted."""
     quota = settings.quota
     if loaders.quota is not None:
+        from flask_idempotency.engine.quota import Quota  # for the applications that have quotas
+
         own = app.ensure_sync(loaders.quota)(tenant)
         if own is not None and not isinstance(own, Quota):
             raise ConfigurationError(

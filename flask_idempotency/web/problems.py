@@ -28,7 +28,6 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.escape import printable_lines
 from flask_idempotency.engine.model import Erased, Expired, InFlight, Mismatched, OverQuota, Unknown, Voided
-from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import Dialect, Profile
 from flask_idempotency.web.principals import AnonymousCaller
@@ -253,6 +252,8 @@ def _underscored(code: str) -> str:
 
 def _over_quota(outcome: OverQuota) -> Problem:
     """Return the problem of a used-up quota, with the fields of draft-ietf-httpapi-ratelimit-headers for its limit."""
+    from flask_idempotency.engine.quota import LIMITS
+
     seconds = outcome.retry_after or QUOTA_RETRY_SECONDS
     if outcome.limit == "in-flight":
         # As for one key: most views end long before their lease.

@@ -9,16 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.quota import (
-    BUCKETS_PER_LIFE,
-    MAX_LIMIT,
-    Drift,
-    NewKeys,
-    Quota,
-    bucket_edge_ms,
-    bucket_width_ms,
-    window_of,
-)
+from flask_idempotency.engine.model import MAX_LIMIT
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, window_of
+from flask_idempotency.stores import BUCKETS_PER_LIFE, bucket_edge_ms, bucket_width_ms
 
 
 def test_a_limit_is_a_number_that_every_store_can_count_to() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.keys import Identity, Scope
-from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota, Usage
+from flask_idempotency.engine.model import MAX_LIMIT
+from flask_idempotency.engine.quota import NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from tests.engine.test_key import HOSTILE
 

@@ -22,7 +22,7 @@ from werkzeug.exceptions import ClientDisconnected
 from flask_idempotency import Idempotency, claim_here, current_claim, exempt, idempotent
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observation
-from flask_idempotency.settings.profiles import cors_headers
+from flask_idempotency.settings.cors import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web import observing

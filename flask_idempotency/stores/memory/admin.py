@@ -40,19 +40,11 @@ from flask_idempotency.engine.model import (
     kid_of,
     skeleton_of,
 )
-from flask_idempotency.engine.quota import (
-    Drift,
-    NewKeys,
-    Quota,
-    Usage,
-    bucket_edge_ms,
-    bucket_width_ms,
-    window_of,
-)
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.engine.store import Clock, SteadyClock
 from flask_idempotency.engine.tasks import LONGEST_LOCK_SECONDS, TaskReport
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.stores import microseconds
+from flask_idempotency.stores import bucket_edge_ms, bucket_width_ms, microseconds
 
 
 @valueclass(frozen=True, slots=True)

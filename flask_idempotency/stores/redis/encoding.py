@@ -34,7 +34,7 @@ from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import TID_BYTES
@@ -51,9 +51,11 @@ from flask_idempotency.engine.model import (
     method_and_trace,
     skeleton_of,
 )
-from flask_idempotency.engine.quota import Quota, bucket_width_ms
-from flask_idempotency.stores import microseconds
+from flask_idempotency.stores import bucket_width_ms, microseconds
 from flask_idempotency.stores.redis.executor import whole_number
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.quota import Quota
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17

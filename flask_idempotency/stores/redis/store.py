@@ -32,7 +32,6 @@ from flask_idempotency.engine.model import (
     Unknown,
     Voided,
 )
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
@@ -61,6 +60,7 @@ from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.task_log import RedisTaskLog
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.quota import Quota
     from flask_idempotency.engine.store import Clock, StoreOutcome
 
     # Each is imported when it is first used: see `Deferred`.

@@ -16,8 +16,7 @@ from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import DataKeyMissing, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, State, StoredPayload
-from flask_idempotency.engine.quota import bucket_width_ms
-from flask_idempotency.stores import microseconds
+from flask_idempotency.stores import bucket_width_ms, microseconds
 from flask_idempotency.stores.sql import dialects, schema, statements
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction

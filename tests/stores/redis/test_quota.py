@@ -10,8 +10,8 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.model import OnExpiry, OverQuota
-from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
+from flask_idempotency.engine.model import MAX_LIMIT, OnExpiry, OverQuota
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, Engine, event, func, select, text, update
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, InFlight, OverQuota, Record
-from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_edge_ms, bucket_width_ms
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.engine.store import StoreOutcome
+from flask_idempotency.stores import bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import quota as ledger_statements
 from flask_idempotency.stores.sql.admin.data_keys import SqlResponses
 from flask_idempotency.stores.sql.completion import SHARDS

@@ -15,7 +15,8 @@ from sqlalchemy.schema import DropConstraint
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Record, RequestInfo, Unknown
-from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
+from flask_idempotency.engine.quota import Drift, Quota
+from flask_idempotency.stores import bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.claiming import Move, claim_query, voiding_of
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
