@@ -40,7 +40,6 @@ _REDIS_SCHEMES = frozenset(
     {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"}
 )
 _SQL_SCHEMES = frozenset({"sqlite", "postgresql", "postgres", "mysql", "mariadb"})
-_OF_APPLICATION = "flask-sqlalchemy"
 
 
 class ApplicationDatabase(Protocol):
@@ -226,7 +225,7 @@ def build_store(
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
         return _redis_store(choice, memory, replicas)
-    if scheme == _OF_APPLICATION:
+    if scheme == "flask-sqlalchemy":
         return _sql_store(strategy, database)
     if scheme.partition("+")[0] in _SQL_SCHEMES:
         return _sql_store(strategy, choice)

@@ -24,10 +24,6 @@ _SQL_ONLY: Final = {
     "redis_url": "Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or remove this.",
     "claim_strategy": "Remove this.",
 }
-_MODES: Final = {
-    "observe": "mode observe: endpoints that do not say otherwise are not protected",
-    "warn": "mode warn: endpoints that do not say otherwise are not protected",
-}
 _REDIS_ONLY: Final = ("store_id", "data_loss_grace", "client_clock_skew")
 
 
@@ -162,17 +158,18 @@ def summary(settings: Settings, *, quota_loader: bool) -> str:
             quotas.append(f"new-keys {quota.new_keys.count} in {quota.new_keys.seconds:g} s")
     if quota_loader:
         quotas.append("by a loader")
-    return "; ".join(
-        (
-            f"store {store}",
-            encryption,
-            f"names of tenants and principals {'hashed' if settings.hash_identities else 'in clear'}",
-            f"quotas {', '.join(quotas) or 'off'}",
-            f"compression {settings.compression or 'off'}",
-            *(["chosen endpoints only"] if settings.guard == "chosen" else []),
-            *([_MODES[settings.policy.mode]] if settings.policy.mode in _MODES else []),
-        )
-    )
+    parts = [
+        f"store {store}",
+        encryption,
+        f"names of tenants and principals {'hashed' if settings.hash_identities else 'in clear'}",
+        f"quotas {', '.join(quotas) or 'off'}",
+        f"compression {settings.compression or 'off'}",
+    ]
+    if settings.guard == "chosen":
+        parts.append("chosen endpoints only")
+    if settings.policy.mode != "enforce":
+        parts.append(f"mode {settings.policy.mode}: endpoints that do not say otherwise are not protected")
+    return "; ".join(parts)
 
 
 def _store_faults(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bool) -> list[str]:

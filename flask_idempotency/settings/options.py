@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
@@ -55,8 +55,6 @@ MAX_REPLICAS: Final = 9
 MAX_SHARDS: Final = 256
 """Tasks and commands visit all parts of a tenant, one after the other."""
 
-StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
-Encryption: TypeAlias = Literal["off", "on", "required"]
 T = TypeVar("T")
 
 
@@ -214,7 +212,7 @@ class Settings:
     `loading.load_settings`; it names its options in its metadata.
     """
 
-    store: StoreChoice = _option(
+    store: str | Store | Callable[[], Store] = _option(
         MEMORY, Option(anything), 'A URL, a `Store` object, or `"package.module:factory"`.', repr=False
     )
     redis_url: str | None = _option(
@@ -257,7 +255,7 @@ class Settings:
         "are claimed under both names. See [a change of "
         "identity](../guides/identity.md#when-the-identity-of-keys-changes).",
     )
-    encryption: Encryption = _option(
+    encryption: Literal["off", "on", "required"] = _option(
         "off",
         one_of("off", "on", "required"),
         "Whether responses are encrypted in the store. `required` refuses to start if a part that encryption needs is "

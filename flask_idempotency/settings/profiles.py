@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.model import LARGEST_KEPT
 from flask_idempotency.engine.policy import Override, Policy, merge
@@ -56,49 +56,46 @@ def _profile(
     name: str,
     *,
     body: Dialect = "problem",
-    statuses: Mapping[str, int] | None = None,
+    statuses: Mapping[str, int] = MappingProxyType({}),
     **values: Any,
 ) -> Profile:
     plain = Policy()
-    defaults = {field: getattr(plain, field) for field in DIALECT_FIELDS}
-    return Profile(name, MappingProxyType({**defaults, **values}), MappingProxyType(dict(statuses or {})), body)
+    return Profile(name, {field: getattr(plain, field) for field in DIALECT_FIELDS} | values, statuses, body)
 
 
-PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {
-        profile.name: profile
-        for profile in (
-            _profile(IETF),
-            _profile(
-                "stripe",
-                body="stripe",
-                statuses={"key-reused": 400},
-                replayed_header=(("Idempotent-Replayed", "true"),),
-                # Stripe's published rule: after the view has begun, every response is kept, also the 500 of a crash.
-                keep_statuses=frozenset(range(200, 600)),
-                on_error="keep",
-            ),
-            _profile(
-                "x-idempotency",
-                header=("X-Idempotency-Key",),
-                replayed_header=(("X-Idempotency-Replay", "true"),),
-                max_key_length=128,
-                lease=300.0,
-                keep_statuses=frozenset(range(200, 600)),
-                on_error="keep",
-            ),
-            _profile(
-                "playbook",
-                body="playbook",
-                statuses={"key-reused": 409},
-                replayed_header=(("X-Idempotency-Replayed", "true"), ("X-Cache-Lookup", "HIT")),
-                keep=7 * 24 * 3600.0,
-                keep_statuses=frozenset(range(200, 500)),
-                on_error="release",
-            ),
-        )
-    }
-)
+PROFILES: Final[Mapping[str, Profile]] = {
+    profile.name: profile
+    for profile in (
+        _profile(IETF),
+        _profile(
+            "stripe",
+            body="stripe",
+            statuses={"key-reused": 400},
+            replayed_header=(("Idempotent-Replayed", "true"),),
+            # Stripe's published rule: after the view has begun, every response is kept, also the 500 of a crash.
+            keep_statuses=frozenset(range(200, 600)),
+            on_error="keep",
+        ),
+        _profile(
+            "x-idempotency",
+            header=("X-Idempotency-Key",),
+            replayed_header=(("X-Idempotency-Replay", "true"),),
+            max_key_length=128,
+            lease=300.0,
+            keep_statuses=frozenset(range(200, 600)),
+            on_error="keep",
+        ),
+        _profile(
+            "playbook",
+            body="playbook",
+            statuses={"key-reused": 409},
+            replayed_header=(("X-Idempotency-Replayed", "true"), ("X-Cache-Lookup", "HIT")),
+            keep=7 * 24 * 3600.0,
+            keep_statuses=frozenset(range(200, 500)),
+            on_error="release",
+        ),
+    )
+}
 
 
 def policy_of(*layers: Override) -> Policy:
@@ -242,7 +239,8 @@ NEVER_KEPT = HOP_BY_HOP | {
 }
 NEVER_KEPT_PREFIXES = ("access-control-", "ratelimit", "x-ratelimit", "x-rate-limit", "x-b3-", "x-accel-")
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header field (RFC 9110)."""
 
 
 @lru_cache(maxsize=1024)
@@ -265,7 +263,7 @@ def faults_of_kept(names: Iterable[str]) -> list[str]:
                 "'*' names every field, also those of one caller or of one exchange. Write the names, or how they begin: "
                 "'X-Shop-*'."
             )
-        elif not _TOKEN.fullmatch(name):
+        elif not TOKEN.fullmatch(name):
             faults.append(f"{name!r} is not the name of a header field.")
         elif "*" in begins:
             faults.append(

@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.model import MAX_LIMIT
 from flask_idempotency.engine.values import fits, valueclass
-from flask_idempotency.settings.profiles import faults_of_kept
+from flask_idempotency.settings.profiles import TOKEN, faults_of_kept
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.quota import NewKeys
@@ -31,7 +31,6 @@ MAX_WINDOW_SECONDS: Final = 366 * 24 * 3600.0
 Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 """What must hold of a loaded value, and the sentence for one of which it does not."""
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
 _TOO_MUCH = (
     f"must not be more than 2**53 ({MAX_LIMIT}), the largest number that stores count to; for no limit, leave it out."
@@ -123,7 +122,7 @@ def _texts(value: Any, fault: str, fits: Callable[[str], object] = lambda text: 
 
 def header_names(value: Any) -> tuple[str, ...]:
     """Read one header name or several. Clients should use the first; the others are aliases."""
-    return _texts(value, "must be a header name such as Idempotency-Key, or a list of them.", _TOKEN.fullmatch)
+    return _texts(value, "must be a header name such as Idempotency-Key, or a list of them.", TOKEN.fullmatch)
 
 
 def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
@@ -131,7 +130,7 @@ def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
     pairs = {value: "true"} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
     if pairs is None or not all(
         isinstance(name, str)
-        and _TOKEN.fullmatch(name)
+        and TOKEN.fullmatch(name)
         and isinstance(text, str)
         and all(" " <= char <= "~" for char in text)
         for name, text in pairs.items()
@@ -198,26 +197,21 @@ def steps(value: Any) -> tuple[Step, ...]:
     listed = value if isinstance(value, list | tuple) else (value,)
     found = []
     for each in listed:
-        decorated = getattr(each, "step", None)
-        if isinstance(each, Step):
-            found.append(each)
-        elif isinstance(decorated, Step):
-            found.append(decorated)
+        step = each if isinstance(each, Step) else getattr(each, "step", None)
+        if isinstance(step, Step):
+            found.append(step)
         elif isinstance(each, str):
             try:
                 found.append(Step(each))
             except ConfigurationError as error:
                 raise Refused(str(error)) from error
         else:
+            named = getattr(each, "__qualname__", type(each).__name__)
             raise Refused(
-                f"must list decorated functions, Step(…) or names, and {_named(each)} is none of them. Put "
+                f"must list decorated functions, Step(…) or names, and {named} is none of them. Put "
                 "@durable_step(…) on the function, outermost."
             )
     return tuple(found)
-
-
-def _named(value: Any) -> str:
-    return str(getattr(value, "__qualname__", type(value).__name__))
 
 
 def step_names(value: Any) -> frozenset[str]:
