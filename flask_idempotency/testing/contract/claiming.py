@@ -151,9 +151,8 @@ class Claiming(Contract):
         A key used for something else is said to be so at once, also while the first use is running or is lost: a 409
         would invite a retry that can never succeed. Nothing changes, and a lapsed record stays lapsed.
         """
-        key = kit.key()
         used_at = kit.now
-        kit.stand(key, standing)
+        key, _ = kit.placed(standing)
         with kit.unchanged(key):
             outcome = kit.ask(key, fingerprint=OTHER_FINGERPRINT)
 
@@ -173,8 +172,8 @@ class Claiming(Contract):
         Several callers may have had the name of this key. What one of them made there is no business of another: it is
         neither replayed nor taken over nor quarantined, whether or not the requests are the same.
         """
-        key, used_at = kit.key(), kit.now
-        kit.stand(key, standing)
+        used_at = kit.now
+        key, _ = kit.placed(standing)
         # Spelled alike, one after the other, and each the beginning of the record's.
         others = Callers(frozenset({("acme", "bob"), ("acmea", "lice"), ("acme", "alic"), ("", ""), ("alice", "acme")}))
 
@@ -187,14 +186,17 @@ class Claiming(Contract):
     def test_a_record_that_shows_no_caller_is_not_taken_over(self, kit: Kit, standing: Standing) -> None:
         """It may be anyone's. It keeps others out and is replayed as before, but no claim takes it over."""
         key, _ = kit.placed(standing)
-        before = kit.found(key)
         unnamed = Callers(frozenset({("acme", "bob")}), frozenset({("acme", "alice")}))
+        expected = {
+            "in flight": InFlight(near(LEASE)),
+            "completed": kit.found(key),
+            "quarantined": Unknown("view-crashed"),
+        }
 
-        outcome = kit.ask(key, on_expiry=OnExpiry.TAKEOVER, callers=unnamed)
+        with kit.unchanged(key):
+            outcome = kit.ask(key, on_expiry=OnExpiry.TAKEOVER, callers=unnamed)
 
-        expected = {"in flight": InFlight(near(LEASE)), "completed": before, "quarantined": Unknown("view-crashed")}
-        assert expected.get(standing, Unknown(CALLER_UNKNOWN)) == outcome
-        assert before == kit.found(key)
+            assert expected.get(standing, Unknown(CALLER_UNKNOWN)) == outcome
 
     @for_each("quota", (None, Quota(records=5)), ids=("no quota", "quota"))
     def test_a_record_of_the_caller_counts(self, kit: Kit, quota: Quota | None) -> None:

@@ -215,27 +215,22 @@ class RemembersContract(OfTenant):
         assert isinstance(kit.ask(key), Expired)
 
     @for_each("quota", (None, PLENTY), ids=("without a quota", "in a quota"))
-    def test_an_operator_can_free_the_key(self, kit: Kit, quota: Quota | None) -> None:
-        """By force, as for any completed record, before the janitor ran and after; what it counted is given back."""
+    @for_each("age", ("kept", "remembered", "swept"))
+    def test_an_operator_can_free_the_key(self, kit: Kit, quota: Quota | None, age: str) -> None:
+        """By force, as for any completed record; what it counted is given back.
+
+        Before its response expires, too, and after the janitor ran. Its bytes and its record end at different times.
+        """
         tenant = Tenant(kit, quota)
-        for sweeps in (False, True):
-            key, _ = completed(tenant)
-            tenant.advance(2 * KEEP)
-            if sweeps:
-                tenant.sweep()
-            assert tenant.store.recovery.force_release(tenant.seen(key))
-
-            assert tenant.usage == Usage()
-            assert tenant.drift == Drift()
-            kit.granted(key)
-
-    def test_it_is_released_before_its_response_expires(self, tenant: Tenant) -> None:
-        """Then the quota gets the record and its bytes back, although they end at different times."""
         key, _ = completed(tenant)
-        assert tenant.usage == Usage(1, PAYLOAD.byte_size)
+        if age != "kept":
+            tenant.advance(2 * KEEP)
+        if age == "swept":
+            tenant.sweep()
         assert tenant.store.recovery.force_release(tenant.seen(key))
 
         assert (tenant.usage, tenant.drift) == (Usage(), Drift())
+        tenant.granted(key)
 
     def test_it_is_not_voided(self, kit: Kit) -> None:
         """The request ran, although its response is gone. A store that cannot void keys has nothing to show."""

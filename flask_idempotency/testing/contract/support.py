@@ -151,23 +151,6 @@ def lost(write: Callable[[], object]) -> bool:
     return False
 
 
-def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing) -> bytes:
-    """Bring the record of a new key into this state. Return its owner's token."""
-    token = a_token()
-    on_expiry = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
-    granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
-    match standing:
-        case "completed":
-            store.complete(key, token, PAYLOAD, keep=KEEP)
-        case "quarantined":
-            store.quarantine(key, token, "view-crashed")
-        case "lapsed, takeover" | "lapsed, quarantine":
-            clock.advance(LEASE + 1)
-        case "in flight":
-            pass
-    return token
-
-
 class CapableStore(Store, Protocol):
     """A store with the capabilities that a contract asks for. Each contract says which those are."""
 
@@ -290,7 +273,15 @@ class Kit:
 
     def stand(self, key: StorageKey, standing: Standing) -> bytes:
         """Bring the record of a new key into this state. Return its owner's token."""
-        return stand(self.store, self.clock, key, standing)
+        on_expiry = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
+        token = self.granted(key, on_expiry=on_expiry).token
+        if standing == "completed":
+            self.store.complete(key, token, PAYLOAD, keep=KEEP)
+        elif standing == "quarantined":
+            self.store.quarantine(key, token, "view-crashed")
+        elif standing != "in flight":
+            self.advance(LEASE + 1)
+        return token
 
     def placed(self, standing: Standing) -> tuple[StorageKey, bytes]:
         """Return a new key whose record is in this state, and its owner's token."""
@@ -384,6 +375,11 @@ class Kit:
             assert 0 < removed <= limit
             total += removed
         return total
+
+
+def stand(store: Any, clock: FrozenClock, key: StorageKey, standing: Standing) -> bytes:
+    """Bring the record of a new key into this state. Return its owner's token."""
+    return Kit(store, clock).stand(key, standing)
 
 
 class Contract:
