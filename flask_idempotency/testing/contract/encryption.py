@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 from hypothesis.stateful import rule
@@ -34,6 +33,7 @@ from flask_idempotency.testing.contract.support import (
     WRAPPED,
     Contract,
     Kit,
+    Quarantined,
     Standing,
     a_token,
     for_each,
@@ -281,33 +281,30 @@ class SettledLedger(OfTenant):
 
     def test_a_resolved_response_is_counted_as_its_owners(self, tenant: Tenant) -> None:
         """With its bytes, once, from now to its expiry; and it lives a little longer."""
-        lapsed = self.lapsed(tenant)
-        assert tenant.store.recovery.quarantine_expired(lapsed, horizon=tenant.now)
-        quarantined, token = tenant.seen(lapsed.key), a_token()
+        (reaped, _), token = tenant.stood("reaped"), a_token()
         for _ in range(2):
-            assert tenant.resolve(quarantined, token=token)
+            assert tenant.resolve(reaped, token=token)
 
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, tenant.drift)
-        remaining = tenant.found(lapsed.key).remaining
+        remaining = tenant.found(reaped.key).remaining
         assert KEEP <= remaining <= KEEP + EXTRA + 0.002
         tenant.advance(remaining + 0.01)
-        assert (Usage(), None) == (tenant.usage, tenant.store.read(lapsed.key))
+        assert (Usage(), None) == (tenant.usage, tenant.store.read(reaped.key))
 
     def test_an_answer_in_the_place_of_a_condemned_one_is_counted(self, tenant: Tenant) -> None:
         """By its own bytes; those of the other were not counted any more."""
-        key = tenant.complete()
-        tenant.store.mark_corrupt(key, PAYLOAD)
+        damaged, _ = tenant.stood("condemned")
         assert Usage(1, 0, 0) == tenant.usage
-        assert tenant.resolve(tenant.seen(key), OTHER_PAYLOAD)
+        assert tenant.resolve(damaged, OTHER_PAYLOAD)
 
         assert (Usage(1, OTHER_PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, tenant.drift)
 
     @for_each("standing", (*STANDINGS, "condemned"))
-    def test_who_is_freed_is_counted_no_more(self, kit: Kit, standing: Standing | Literal["condemned"]) -> None:
+    def test_who_is_freed_is_counted_no_more(self, kit: Kit, standing: Standing | Quarantined) -> None:
         """Its record, its bytes and its place in flight are subtracted once."""
         tenant = Tenant(kit)
         tenant.complete()
-        stood_so, _ = tenant.condemned() if standing == "condemned" else tenant.stood(standing)
+        stood_so, _ = tenant.stood(standing)
 
         assert [tenant.store.recovery.force_release(stood_so) for _ in range(2)] == [True, False]
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, tenant.drift)
@@ -327,13 +324,12 @@ class SettledLedger(OfTenant):
     def test_who_is_not_counted_stays_so(self, kit: Kit) -> None:
         """No count is negative, and the response's expiry is not rounded."""
         tenant = Tenant(kit, quota=None)
-        lapsed, freed = self.lapsed(tenant), self.lapsed(tenant)
-        assert kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)
-        assert kit.resolve(kit.seen(lapsed.key))
+        (reaped, _), freed = tenant.stood("reaped"), self.lapsed(tenant)
+        assert kit.resolve(reaped)
         assert kit.store.recovery.force_release(freed)
 
         assert (Usage(), Drift()) == (tenant.usage, tenant.drift)
-        assert kit.found(lapsed.key).remaining == pytest.approx(KEEP, abs=0.002)
+        assert kit.found(reaped.key).remaining == pytest.approx(KEEP, abs=0.002)
 
     def test_after_any_sequence_of_settlements_the_ledger_is_a_recount(self, kit: Kit) -> None:
         """In any order, by any worker, with a recent or an old view of the record."""

@@ -43,7 +43,7 @@ class Listing(Contract):
 
     def test_the_condemned_are_quarantined(self, kit: Kit) -> None:
         """Also if an operator or a resolver completed it."""
-        damaged, _ = kit.condemned()
+        damaged, _ = kit.stood("condemned")
         assert [damaged.key] == list(kit.walked(State.QUARANTINED, tid=damaged.key.tid))
         assert kit.resolve(damaged)
 
@@ -134,7 +134,7 @@ class Listing(Contract):
 
     def test_the_age_of_the_oldest_quarantine_is_returned(self, kit: Kit) -> None:
         """The oldest one sets it; records of other tests may be older."""
-        kit.noticed()
+        kit.stood("noticed")
         kit.stood("lapsed, takeover")
         kit.advance(LONG)
         standing = kit.store.recovery.counts()

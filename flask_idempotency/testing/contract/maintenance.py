@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from functools import partial
-from typing import Literal
 
 from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.quota import Drift, Usage
@@ -17,6 +16,7 @@ from flask_idempotency.testing.contract.support import (
     LONG,
     Contract,
     Kit,
+    Quarantined,
     Standing,
     a_token,
     for_each,
@@ -31,9 +31,9 @@ class ExpiryContract(Contract):
     """
 
     @for_each("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine", "condemned"))
-    def test_what_is_not_settled_is_never_removed(self, kit: Kit, standing: Standing | Literal["condemned"]) -> None:
+    def test_what_is_not_settled_is_never_removed(self, kit: Kit, standing: Standing | Quarantined) -> None:
         """After a year it is unchanged, because only an operator may let it run again. A corrupt record is, too."""
-        seen, _ = kit.condemned() if standing == "condemned" else kit.stood(standing)
+        seen, _ = kit.stood(standing)
         kit.advance(LONG)
         with kit.unchanged(seen.key):
             kit.sweep(kit.now + LONG)
@@ -136,8 +136,7 @@ class ExpiryContract(Contract):
         kit.advance(KEEP + EXTRA + 1)
         tenant.complete()
         tenant.begin()
-        held, token = tenant.begin()
-        kit.store.quarantine(held, token, "view-crashed")
+        tenant.placed("quarantined")
         usage = tenant.usage
         kit.sweep()
 

@@ -120,13 +120,9 @@ class Counting(OfTenant):
 
     def test_the_quarantined_are_counted(self, tenant: Tenant) -> None:
         """Quarantined by its owner, after an expired lease, or as corrupt, it counts until it is resolved."""
-        held, token = tenant.begin()
-        tenant.store.quarantine(held, token, "why")
-        lapsed, _ = tenant.begin()
-        tenant.advance(LEASE)
-        tenant.ask(lapsed)
-        condemned = tenant.complete()
-        tenant.store.mark_corrupt(condemned, PAYLOAD)
+        held, token = tenant.placed("quarantined")
+        tenant.placed("noticed")
+        tenant.placed("condemned")
 
         assert Usage(3, 0, 0) == tenant.usage
         tenant.advance(KEEP * 2)
@@ -181,9 +177,8 @@ class Counting(OfTenant):
         tenant.advance(KEEP + EXTRA)
         tenant.complete()
         tenant.begin()
-        held, token = tenant.begin()
-        tenant.store.quarantine(held, token, "why")
-        tenant.store.mark_corrupt(tenant.complete(), PAYLOAD)
+        tenant.placed("quarantined")
+        tenant.placed("condemned")
         released, token = tenant.begin()
         tenant.store.release(released, token)
         usage = tenant.usage
@@ -247,8 +242,7 @@ class Limiting(OfTenant):
     def test_known_keys_always_pass(self, tenant: Tenant) -> None:
         """A tenant over every limit still gets its responses, and may complete its claims."""
         done = tenant.complete()
-        held, token = tenant.begin()
-        tenant.store.quarantine(held, token, "why")
+        held, _ = tenant.placed("quarantined")
         lapsed, _ = tenant.begin(on_expiry=OnExpiry.TAKEOVER)
         tenant.advance(LEASE)
         flying, owner = tenant.begin()

@@ -143,15 +143,13 @@ class Reaping(Contract):
 
     def test_a_record_in_another_state_is_not_quarantined(self, kit: Kit) -> None:
         """However it was seen: completed, condemned, held."""
-        answered, _ = kit.stood("completed")
-        damaged, _ = kit.condemned()
-        held, _ = kit.stood("quarantined")
+        answered, _ = kit.placed("completed")
+        damaged, _ = kit.placed("condemned")
+        held, _ = kit.placed("quarantined")
         kit.advance(2 * LEASE)
-        for each in (answered, damaged, held):
-            before = kit.found(each.key)
-
-            assert not kit.store.recovery.quarantine_expired(SeenRecord(each.key, before), horizon=kit.now)
-            assert before == kit.found(each.key)
+        for key in (answered, damaged, held):
+            with kit.unchanged(key):
+                assert not kit.store.recovery.quarantine_expired(kit.seen(key), horizon=kit.now)
 
     def test_a_late_owner_may_still_complete(self, kit: Kit) -> None:
         """The worker was slow, not dead. Its response ends the quarantine."""
@@ -166,11 +164,10 @@ class Reaping(Contract):
 
     def test_a_late_owner_may_still_release(self, kit: Kit) -> None:
         """Only its worker knows the outcome."""
-        lapsed, token = kit.stood("lapsed, quarantine")
-        assert kit.store.recovery.quarantine_expired(lapsed, horizon=kit.now)
-        kit.store.release(lapsed.key, token)
+        key, token = kit.placed("reaped")
+        kit.store.release(key, token)
 
-        assert kit.store.read(lapsed.key) is None
+        assert kit.store.read(key) is None
 
     def test_of_many_janitors_one_quarantines(self, kit: Kit) -> None:
         """So that one event reports it."""
@@ -234,7 +231,7 @@ class ResolverQueue(Contract):
     @for_each("how", get_args(Quarantined))
     def test_a_newly_quarantined_key_is_due_immediately(self, kit: Kit, how: Quarantined) -> None:
         """However it got there, and with all that is known of it."""
-        quarantined = kit.quarantined(how)
+        quarantined, _ = kit.stood(how)
 
         assert [outline(quarantined.record)] == [
             outline(each.record) for each in due(kit) if each.key == quarantined.key
@@ -242,7 +239,7 @@ class ResolverQueue(Contract):
 
     def test_the_pauses_double_between_the_least_and_the_most(self, kit: Kit) -> None:
         """Each is as long as the key has been quarantined for, since the end of its lease."""
-        quarantined, _ = kit.noticed()
+        quarantined, _ = kit.stood("noticed")
         pauses = list[float]()
         while pauses[-2:] != [MOST, MOST]:
             assert quarantined.key in keys(due(kit))
@@ -255,7 +252,7 @@ class ResolverQueue(Contract):
 
     def test_the_first_turn_is_marked_as_the_first(self, kit: Kit) -> None:
         """The first turn may come too early."""
-        quarantined, _ = kit.noticed()
+        quarantined, _ = kit.stood("noticed")
         turns = list[bool]()
         for _ in range(3):
             turns += [each.returned_before for each in due(kit) if each.key == quarantined.key]
@@ -265,8 +262,7 @@ class ResolverQueue(Contract):
 
     def test_a_renewed_claim_gets_its_first_turn_again(self, kit: Kit) -> None:
         """Its worker has run since, so the earlier turn no longer counts."""
-        key, token = kit.placed("lapsed, quarantine")
-        kit.ask(key)
+        key, token = kit.placed("noticed")
         assert [each.returned_before for each in due(kit) if each.key == key] == [False]
         kit.advance(MOST)
         kit.store.renew(key, token, lease=LEASE)
@@ -276,7 +272,7 @@ class ResolverQueue(Contract):
 
     def test_only_those_are_given_that_are_meant(self, kit: Kit) -> None:
         """Two applications may share a store. Neither gets the other's keys or uses up their turns."""
-        several = [kit.noticed()[0] for _ in range(4)]
+        several = [kit.stood("noticed")[0] for _ in range(4)]
         for ours in several[1:3]:
             owner = ours.record.token[:OWNER_BYTES]
             given = kit.store.recovery.next_for_resolver(horizon=kit.now, least=LEAST, most=MOST, limit=2, owner=owner)

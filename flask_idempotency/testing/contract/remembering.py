@@ -37,6 +37,7 @@ from flask_idempotency.testing.contract.support import (
     a_request,
     a_token,
     for_each,
+    lost,
     near,
 )
 
@@ -159,6 +160,7 @@ class RemembersContract(OfTenant):
         for _ in range(2):
             with kit.unchanged(key):
                 kit.accepted(key, grant.token)
+                lost(lambda: kit.store.complete(key, grant.token, OTHER_PAYLOAD, keep=KEEP, remember=REMEMBER))
                 kit.store.mark_corrupt(key, PAYLOAD)
             assert isinstance(kit.ask(key), Expired)
             kit.sweep()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import pytest
 
@@ -36,12 +36,12 @@ class ForceReleasing(Contract):
     """`force_release`: the key is as unused, except for its fence."""
 
     @for_each("standing", (*STANDINGS, "condemned"))
-    def test_a_key_is_freed_whatever_state_it_is_in(self, kit: Kit, standing: Standing | Literal["condemned"]) -> None:
+    def test_a_key_is_freed_whatever_state_it_is_in(self, kit: Kit, standing: Standing | Quarantined) -> None:
         """The next claim gets it, from any request, with a higher fence.
 
         No key may open a condemned response. The operator who releases it must know that the request completed.
         """
-        seen, _ = kit.condemned() if standing == "condemned" else kit.stood(standing)
+        seen, _ = kit.stood(standing)
 
         assert kit.store.recovery.force_release(seen)
         assert kit.store.read(seen.key) is None
@@ -129,7 +129,7 @@ class Resolving(Contract):
     @for_each("how", get_args(Quarantined))
     def test_what_is_quarantined_is_completed(self, kit: Kit, how: Quarantined) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
-        quarantined = kit.quarantined(how)
+        quarantined, _ = kit.stood(how)
         kit.advance(LONG)
         token = a_token()
 

@@ -93,7 +93,8 @@ def for_each(
 Standing: TypeAlias = Literal["in flight", "completed", "quarantined", "lapsed, takeover", "lapsed, quarantine"]
 STANDINGS: Final[tuple[Standing, ...]] = get_args(Standing)
 
-Quarantined: TypeAlias = Literal["held", "condemned", "lapsed in a claim", "lapsed by a janitor"]
+Quarantined: TypeAlias = Literal["quarantined", "condemned", "noticed", "reaped"]
+"""How a record is quarantined: by its owner, for a damaged response, by a retry or a janitor after its lease."""
 
 
 class Asked(TypedDict, total=False):
@@ -271,51 +272,33 @@ class Kit:
         """Return this key and its record, as the janitor or an operator sees them."""
         return SeenRecord(key, self.found(key))
 
-    def stand(self, key: StorageKey, standing: Standing) -> bytes:
+    def stand(self, key: StorageKey, standing: Standing | Quarantined) -> bytes:
         """Bring the record of a new key into this state. Return its owner's token."""
         on_expiry = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
         token = self.granted(key, on_expiry=on_expiry).token
-        if standing == "completed":
+        if standing in ("completed", "condemned"):
             self.store.complete(key, token, PAYLOAD, keep=KEEP)
         elif standing == "quarantined":
             self.store.quarantine(key, token, "view-crashed")
         elif standing != "in flight":
             self.advance(LEASE + 1)
+        if standing == "condemned":
+            self.store.mark_corrupt(key, PAYLOAD)
+        elif standing == "noticed":
+            assert isinstance(self.ask(key), Unknown)
+        elif standing == "reaped":
+            assert self.store.recovery.quarantine_expired(self.seen(key), horizon=self.now)
         return token
 
-    def placed(self, standing: Standing) -> tuple[StorageKey, bytes]:
+    def placed(self, standing: Standing | Quarantined) -> tuple[StorageKey, bytes]:
         """Return a new key whose record is in this state, and its owner's token."""
         key = self.key()
         return key, self.stand(key, standing)
 
-    def stood(self, standing: Standing) -> tuple[SeenRecord, bytes]:
+    def stood(self, standing: Standing | Quarantined) -> tuple[SeenRecord, bytes]:
         """Return the record of a new key in this state, and its owner's token."""
         key, token = self.placed(standing)
         return self.seen(key), token
-
-    def condemned(self) -> tuple[SeenRecord, bytes]:
-        """Return the record of a new key that is marked corrupt, and its owner's token."""
-        key, token = self.placed("completed")
-        self.store.mark_corrupt(key, PAYLOAD)
-        return self.seen(key), token
-
-    def noticed(self) -> tuple[SeenRecord, bytes]:
-        """Return a record that a retry has quarantined after its lease expired, and its owner's token."""
-        key, token = self.placed("lapsed, quarantine")
-        assert isinstance(self.ask(key), Unknown)
-        return self.seen(key), token
-
-    def quarantined(self, how: Quarantined) -> SeenRecord:
-        """Return the record of a new key that came into quarantine like this."""
-        if how == "held":
-            return self.stood("quarantined")[0]
-        if how == "condemned":
-            return self.condemned()[0]
-        if how == "lapsed in a claim":
-            return self.noticed()[0]
-        lapsed, _ = self.stood("lapsed, quarantine")
-        assert self.store.recovery.quarantine_expired(lapsed, horizon=self.now)
-        return self.seen(lapsed.key)
 
     def completes(self, key: StorageKey, token: bytes) -> bool:
         """Complete this request. Return whether the store has accepted that."""
