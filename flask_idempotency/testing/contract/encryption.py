@@ -42,6 +42,7 @@ from flask_idempotency.testing.contract.support import (
 )
 
 SEALED = replace(PAYLOAD, sealed_by=SealedBy(KID, 1))
+WIPED = replace(PAYLOAD, data=b"", byte_size=0, sealed_by=ERASED)
 
 
 def replayed(kit: Kit, key: StorageKey) -> Record:
@@ -229,7 +230,7 @@ class DataKeysContract(Contract):
             with pytest.raises(DataKeyMissing) as refused:
                 kit.store.complete(key, token, replace(PAYLOAD, sealed_by=SealedBy(KID, number)), keep=KEEP)
             assert refused.value.erased
-        kit.store.complete(key, token, StoredPayload(b"", 201, True, 0, ERASED), keep=KEEP)
+        kit.store.complete(key, token, WIPED, keep=KEEP)
 
         assert State.COMPLETED is kit.found(key).state
 
@@ -395,9 +396,7 @@ class SettledSecrets(Contract):
         for number in (1, 2):
             self.refused(kit, held, replace(PAYLOAD, sealed_by=SealedBy(KID, number)), erased=True)
 
-        assert kit.store.recovery.resolve(
-            held, token=a_token(), payload=StoredPayload(b"", 201, True, 0, ERASED), keep=KEEP
-        )
+        assert kit.resolve(held, WIPED)
         assert State.COMPLETED is kit.found(key).state
 
     def test_a_repeated_resolution_succeeds_after_its_key_was_deleted(self, kit: Kit) -> None:
