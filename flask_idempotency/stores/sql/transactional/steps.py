@@ -26,9 +26,9 @@ class SessionStep(SessionTransaction):
         keys: tuple[StorageKey, ...],
         token: bytes,
         *,
+        operation: str,
         fences: Sequence[int],
         lease: float,
-        operation: str,
         early: Callable[[], Sequence[JournalWrite]],
         on_early_commit: Callable[[], None],
     ) -> None:
