@@ -130,7 +130,9 @@ def test_an_import_loads_no_optional_part() -> None:
     of_others = ("stores.memory", "stores.tiered", "stores.redis.replay_cache", "client")
     when_used = (
         "stores.redis.activity",
-        "stores.redis.admin",
+        "stores.redis.admin.data_keys",
+        "stores.redis.admin.health",
+        "stores.redis.admin.janitor",
         "stores.redis.cluster",
         "stores.redis.journals",
         "stores.redis.notifications",

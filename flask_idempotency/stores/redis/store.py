@@ -207,8 +207,8 @@ class RedisStore:
         if self._watch.rules.after_loss == "run":
             return
         if self._eviction.possible:
-            # The server does not answer, and would make this call wait a second time. So the next claim looks.
-            self._watch.next_look = 0.0
+            # The server does not answer, and would make this call wait a second time.
+            self.data_loss.look_soon()
         else:
             self.data_loss.warn()
 

@@ -175,6 +175,10 @@ class RedisDataLoss:
         with suppress(IdempotencyError):
             self._note(restart_proof(self._server))
 
+    def look_soon(self) -> None:
+        """Let the next claim look, because Redis has not answered so far."""
+        self._watch.next_look = 0.0
+
     def judge(self) -> None:
         """Accept a restart that lost no data, or record a data loss. Never raises: a failed attempt changes no verdict."""
         with suppress(IdempotencyError):
@@ -198,7 +202,7 @@ class RedisDataLoss:
             status = self.status()
         except IdempotencyError as error:
             _log.warning("Cannot check Redis for data loss (%s)", cause_of(error))
-            self._watch.next_look = 0.0
+            self.look_soon()
             return
         if status.gravest is not None and not status.runs_unknown(self.rules.after_loss):
             _log.error("Requests with a new key get 503: %s.", _TEXTS[status.gravest])
