@@ -29,7 +29,7 @@ from flask_idempotency.engine.registrations import Registrations, is_same
 from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
-from flask_idempotency.signals import sender_for
+from flask_idempotency.signals import RECEIVERS, sender_for
 from flask_idempotency.web.callbacks import RESOLVER, ActFor, Callbacks, SharedCallbacks, check_counted
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
@@ -197,8 +197,11 @@ class Idempotency:
         if not settings.enabled and not settings.may_be_joint:
             return AppState(settings, callbacks, extension=self)
         meter, spans = _meter(app, settings), _telemetry(app, settings)
-        counting = [each.event for each in (meter, spans) if each is not None]
-        observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
+        observers = Observers([log_of(settings.namespace)])
+        observers.add(sender_for(app), receivers=RECEIVERS)
+        for counting in (meter, spans):
+            if counting is not None:
+                observers.add(counting.event)
         timing = None if meter is None else meter.call
         database = None
         if settings.may_be_joint:

@@ -15,7 +15,7 @@ from blinker import NamedSignal, Namespace
 from flask import Flask
 
 from flask_idempotency.engine.events import Event, kinds, name_of
-from flask_idempotency.engine.observers import Observer
+from flask_idempotency.engine.observers import Observer, Receivers
 
 __all__ = ["SIGNALS"]
 
@@ -25,6 +25,9 @@ SIGNALS: Mapping[type[Event], NamedSignal] = MappingProxyType(
     {kind: _namespace.signal(f"idempotency-{name_of(kind)}", kind.__doc__) for kind in kinds()}
 )
 """Every event and its signal, if you want to connect to all of them."""
+
+RECEIVERS: Receivers = MappingProxyType({kind: signal.receivers for kind, signal in SIGNALS.items()})
+"""What is connected to each signal now. Most have nothing, and then need not be sent."""
 
 _BY_NAME = {name_of(kind).replace("-", "_"): signal for kind, signal in SIGNALS.items()}
 
@@ -49,8 +52,7 @@ def sender_for(app: Flask) -> Observer:
     weak = weakref.ref(app)
 
     def send(event: Event) -> None:
-        signal = SIGNALS[type(event)]
-        if signal.receivers and (sender := weak()) is not None:
-            signal.send(sender, event=event)
+        if (sender := weak()) is not None:
+            SIGNALS[type(event)].send(sender, event=event)
 
     return send

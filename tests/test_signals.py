@@ -13,6 +13,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, Released, kinds, name_of
 from flask_idempotency.engine.journal import STEPS_CHANGED
 from flask_idempotency.engine.model import IN_DOUBT
+from flask_idempotency.engine.observers import Observers
 from flask_idempotency.stores.memory import MemoryStore
 
 
@@ -64,6 +65,22 @@ def test_the_sender_of_a_signal_is_the_application() -> None:
         signals.sender_for(other)(event)
 
     assert [(app, event)] == seen
+
+
+def test_a_receiver_gets_events_from_when_it_connects_until_it_leaves() -> None:
+    app, seen, observers = Flask("app"), list[Event](), Observers()
+    observers.add(signals.sender_for(app), receivers=signals.RECEIVERS)
+
+    def receive(sender: object, event: Event) -> None:
+        seen.append(event)
+
+    before, meant, after = (Released("abc", "pay", reason=reason) for reason in ("before", "meant", "after"))
+    observers(before)
+    with signals.released.connected_to(receive, sender=app):
+        observers(meant)
+    observers(after)
+
+    assert [meant] == seen
 
 
 def test_a_sender_does_not_keep_its_application_alive() -> None:

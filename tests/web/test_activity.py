@@ -372,7 +372,7 @@ def test_a_store_that_never_answers_to_activity_delays_no_request() -> None:
 def test_an_inbox_without_an_application_counts_too() -> None:
     inbox = Inbox.standalone({"IDEMPOTENCY_SECRET": LONG, "IDEMPOTENCY_STORE": "memory://"}, "billing")
     services = inbox._services()
-    [activity] = [each.__self__ for each in services.observers._observers if hasattr(each, "__self__")]
+    [activity] = [each.__self__ for each, _ in services.observers._observers if hasattr(each, "__self__")]
 
     inbox.process("m-1", lambda: "done")
 
