@@ -68,7 +68,7 @@ setup(
     },
     # Found even where the application cannot start: the first key of a ring is made before there is a ring.
     entry_points={"flask.commands": ["idempotency = flask_idempotency.cli:cli"]},
-    install_requires=["flask>=3.0,<4"],
+    install_requires=["flask>=3.0,<4", "marshmallow>=3.20,<5"],
     extras_require={**EXTRAS, "all": sorted({requirement for extra in EXTRAS.values() for requirement in extra})},
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -157,6 +157,7 @@ RARE = (
     "operations.times",
     "settings.cors",
     "settings.encryption",
+    "settings.schema",
     "settings.transport",
     "stores.notifications",
     "stores.redis.erasure",
@@ -176,10 +177,16 @@ PROTOCOLS = ("engine.capabilities", "engine.store")
 
 
 def test_an_application_loads_no_other_package() -> None:
-    """Only a Redis store needs redis-py."""
+    """Settings that need no conversion need no marshmallow, and only a Redis store needs redis-py."""
     others = {module.partition(".")[0] for module in loaded(IN_MEMORY)} - set(sys.stdlib_module_names)
 
     assert others <= {OURS, "orjson"}
+
+
+def test_a_setting_that_needs_a_conversion_loads_marshmallow() -> None:
+    converted = IN_MEMORY.replace('in_flight="wait"', 'required="yes"')
+
+    assert {"marshmallow", f"{OURS}.settings.schema"} <= set(loaded(converted))
 
 
 def test_an_application_on_redis_loads_no_rare_part() -> None:
@@ -187,6 +194,7 @@ def test_an_application_on_redis_loads_no_rare_part() -> None:
 
     assert f"{OURS}.stores.redis.store" in modules
     assert [part for part in (*RARE, *PROTOCOLS) if f"{OURS}.{part}" in modules] == []
+    assert "marshmallow" not in modules
 
 
 def of_first_requests(url: str) -> list[str]:

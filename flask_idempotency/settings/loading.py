@@ -200,15 +200,25 @@ def load_values(
     options: Mapping[str, Option], values: Mapping[str, Any], *, name_of: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what these options load from these values, and one sentence for each value that they refuse."""
-    loaded, faults = dict[str, Any](), list[str]()
+    loaded, others, faults = dict[str, Any](), dict[str, Any](), list[str]()
     for name, value in values.items():
         if name in options:
             try:
                 loaded[name] = options[name].load(value)
             except Refused as refused:
-                faults.append(f"{name_of(name)}: {' '.join(refused.args)}")
+                if refused.args:
+                    faults.append(f"{name_of(name)}: {' '.join(refused.args)}")
+                else:
+                    others[name] = value
         else:
             close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
             hint = f" Did you mean {name_of(close[0])}?" if close else ""
             faults.append(f"{name_of(name)}: there is no such setting.{hint}")
+    if others:
+        # marshmallow takes as long to import as the rest of the settings: it is for values to convert.
+        from flask_idempotency.settings import schema
+
+        converted, found = schema.load(options, others)
+        loaded |= converted
+        faults += [f"{name_of(name)}: {' '.join(texts)}" for name, texts in found.items()]
     return loaded, faults

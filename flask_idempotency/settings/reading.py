@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
@@ -37,51 +36,18 @@ _TOO_MUCH = (
 )
 
 
+PLAIN: Final = (bool, str, int)
+"""The types whose values an option takes as they are."""
+
+
 class Refused(ValueError):
-    """A value that an option does not take. Each argument is a sentence that says why."""
-
-
-_TRUTHS: Final[Mapping[Any, bool]] = {1: True, 0: False} | {
-    form: truth
-    for truth, words in ((True, "t true y yes on 1"), (False, "f false n no off 0"))
-    for word in words.split()
-    for form in (word, word.capitalize(), word.upper())
-}
-"""What counts as a boolean, by what is written in environment variables. In Python, True is 1."""
-
-
-def boolean(value: Any) -> bool:
-    """Read a boolean, or a word for one such as `yes` or `off`."""
-    try:
-        return _TRUTHS[value]
-    except (KeyError, TypeError):  # a value that has no hash is no word
-        raise Refused("Not a valid boolean.") from None
-
-
-def text(value: Any) -> str:
-    """Read a text, or one in UTF-8."""
-    if not isinstance(value, str | bytes):
-        raise Refused("Not a valid string.")
-    try:
-        return str(value.decode() if isinstance(value, bytes) else value)
-    except UnicodeDecodeError:
-        raise Refused("Not a valid utf-8 string.") from None
-
-
-def whole(value: Any) -> int:
-    """Read a whole number of any type. True is none."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise Refused("Not a valid integer.")
-    return int(value)
-
-
-_READ_BY: Final[Mapping[Callable[[Any], Any], Callable[[Any], Any]]] = {bool: boolean, str: text, int: whole}
+    """A value that an option does not take. Each argument is a sentence that says why; without one, `schema` converts it."""
 
 
 class Option:
     """One option: how its value is read, what must hold of it, and its text for the reference.
 
-    `kind` is bool, str or int, or a function that returns the loaded value and raises `Refused`.
+    `kind` is the type of a value that is loaded as it is, or a function that returns the loaded value and raises `Refused`.
     """
 
     def __init__(self, kind: Callable[[Any], Any], *rules: Rule, allow_none: bool = False) -> None:
@@ -92,12 +58,12 @@ class Option:
         self.default: object = None
 
     def load(self, value: Any) -> Any:
-        """Load this value, or raise `Refused`. Call it once: it may use up an iterator."""
-        if value is None:
-            if self.allow_none:
-                return None
-            raise Refused("Field may not be null.")
-        loaded = _READ_BY.get(self.kind, self.kind)(value)
+        """Load a value that needs no conversion, or raise `Refused`. Call it once: it may use up an iterator."""
+        if value is None and self.allow_none:
+            return None
+        if value is None or (self.kind in PLAIN and type(value) is not self.kind):
+            raise Refused
+        loaded = self.kind(value)
         if broken := [sentence for holds, sentence in self.rules if not holds(loaded)]:
             raise Refused(*broken)
         return loaded

@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
-from fractions import Fraction
-from functools import partial
-from http import HTTPStatus
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,18 +14,18 @@ from typing import Any
 import fakeredis
 import pytest
 from flask import Flask
-from marshmallow import ValidationError, fields
 
+import flask_idempotency
 from flask_idempotency import Idempotency
 from flask_idempotency.assembly import build, identities
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.observers import Observers
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, summary
+from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, schema, summary
 from flask_idempotency.settings.consumers import CONSUMER
 from flask_idempotency.settings.options import DEPLOYMENT, POLICY
-from flask_idempotency.settings.reading import Option, Refused, Rule
+from flask_idempotency.settings.reading import PLAIN, Option, Refused
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
@@ -448,6 +444,13 @@ def test_a_quota_that_can_be_is_not() -> None:
     assert Quota(records=16, in_flight=0, new_keys=NewKeys(17, 60.0)) == quota
 
 
+def test_fields_have_no_type_parameter_in_marshmallow_3() -> None:
+    """`fields.Field[...]` fails at the import there; `schema.fields.Field` does not. The CI runs the rest on both."""
+    package = Path(flask_idempotency.__file__).parent
+
+    assert [] == [str(file) for file in package.rglob("*.py") if "(fields.Field[" in file.read_text(encoding="utf-8")]
+
+
 @pytest.mark.parametrize("mode", ("observe", "warn", "enforce"))
 def test_the_summary_says_if_endpoints_are_not_protected(mode: str) -> None:
     said = summary(load(mode=mode), quota_loader=False)
@@ -465,10 +468,6 @@ def test_a_mode_beside_a_switched_off_extension_warns() -> None:
     assert any("so no request is observed" in each for each in load(enabled=False, mode="observe").warnings)
     assert not any("observed" in each for each in load(enabled=False).warnings)
     assert not any("observed" in each for each in load(mode="observe").warnings)
-
-
-class Text(str):
-    __slots__ = ()
 
 
 WORDS = (
@@ -490,48 +489,23 @@ OBJECTS = (
     ["POST"],
 )
 FUNCTIONS = (timedelta(days=1), timedelta(-1), NewKeys(5, 60), object(), print, lambda value, error: None)
-WORDS_OF_TRUTH = (
-    *(form for word in ["t", "f", "y", "n", "yes", "off", "tRue"] for form in (word, word.capitalize(), word.upper())),
-    *("1", "0", "2", Decimal(1), Fraction(0)),
-    *(b"\xff", HTTPStatus.OK, Text("text")),
-)
 VALUES: tuple[Any, ...] = (*WORDS.split(), *NUMBERS, *OBJECTS, *FUNCTIONS)
 
 
-FIELDS: dict[Any, Any] = {bool: fields.Boolean, str: fields.String, int: partial(fields.Integer, strict=True)}
-"""By the kind of an option, how marshmallow reads its values."""
-
-
-def by_marshmallow(option: Option, value: Any) -> tuple[str, Any]:
-    def checked(value: Any, rule: Rule) -> bool:
-        holds, sentence = rule
-        if not holds(value):
-            raise ValidationError(sentence)
-        return True
-
-    field = FIELDS[option.kind](
-        allow_none=option.allow_none, validate=[partial(checked, rule=rule) for rule in option.rules]
-    )
-    try:
-        return "loaded", field.deserialize(value)
-    except ValidationError as error:
-        return "refused", tuple(error.messages)
-
-
 @pytest.mark.parametrize("options", (DEPLOYMENT, CONSUMER), ids=("settings", "consumers"))
-def test_a_plain_value_is_read_as_marshmallow_reads_it(options: Mapping[str, Option]) -> None:
-    """And refused in the same words: earlier releases read the settings by it."""
-    plain = {name: option for name, option in options.items() if option.kind in FIELDS}
+def test_what_is_loaded_without_marshmallow_is_what_marshmallow_would_load(options: Mapping[str, Option]) -> None:
+    """And what is refused, in the same words. The functions of the other options read a value alone."""
+    plain = {name: option for name, option in options.items() if option.kind in PLAIN}
     taken = set()
-    for name, value in product(plain, (*VALUES, *WORDS_OF_TRUTH)):
-        read: tuple[str, Any]
+    for name, value in product(plain, VALUES):
         try:
-            read = "loaded", plain[name].load(value)
+            alone: tuple[dict[str, Any], dict[str, list[str]]] = {name: plain[name].load(value)}, {}
             taken.add(name)
         except Refused as refused:
-            read = "refused", refused.args
-        expected = by_marshmallow(plain[name], value)
-        assert (name, value, read, type(read[1])) == (name, value, expected, type(expected[1]))
+            if not refused.args:
+                continue
+            alone = {}, {name: list(refused.args)}
+        assert alone == schema.load(plain, {name: value})
 
     assert plain.keys() == taken
 
