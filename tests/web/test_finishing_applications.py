@@ -311,7 +311,7 @@ def test_a_release_that_knows_no_kept_request_holds_it_until_an_operator_resumes
     """As the guide says: set finish="janitor" when each host has this release."""
     shop = paused()
     with monkeypatch.context() as former:
-        former.setattr("flask_idempotency.engine.steps.BESIDE", "none")
+        former.setattr("flask_idempotency.engine.journal.BESIDE", "none")
         assert 409 == Shop(shop.store, shop.clock, policy={"finish": "client"}).post().status_code
     (record,) = shop.store._shared.records.values()
     assert (State.QUARANTINED, "steps-changed") == (record.state, record.reason)

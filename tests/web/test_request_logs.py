@@ -386,7 +386,7 @@ def test_an_id_of_several_records_is_refused_with_all_of_them(monkeypatch: pytes
     keys = a_key(), a_key()
     stand(store, clock, keys[0], "quarantined")
     stand(store, clock, keys[1], "completed")
-    monkeypatch.setattr(Identity, "_label", lambda self, rid: "abcd1234")
+    monkeypatch.setattr(Identity, "label", lambda self, key: "abcd1234")
 
     with pytest.raises(Refused, match="2 records have an id that begins so") as raised:
         by_short(store.recovery, [Identity(b"s")], "abcd1234", tids=[None])

@@ -305,7 +305,7 @@ def test_an_abandoned_stream_is_settled_only_after_a_fork_was_noticed(monkeypatc
         complete(*args, **kwargs)
 
     monkeypatch.setattr(world.store, "complete", settling)
-    monkeypatch.setattr("flask_idempotency.web.hooks.notice", lambda: order.append("noticed"))
+    monkeypatch.setattr("flask_idempotency.engine.forks.notice", lambda: order.append("noticed"))
     del answer
     gc.collect(1)
     assert 200 == world.app.test_client().get("/plain").status_code
