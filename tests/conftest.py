@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Generator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import IO, Final
@@ -98,16 +99,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     plugin.caplog_handler.addFilter(_is_of_this_test)
 
 
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    # `given` keeps the settings of the moment at which its module is imported. Other runs do without Hypothesis.
+    if "CI" not in os.environ and b"hypothesis" in module_path.read_bytes():
+        let_examples_take_their_time()
+
+
+@cache
+def let_examples_take_their_time() -> None:
+    """A busy machine is slow, and no example is wrong because of that. Hypothesis knows this by itself where CI is set."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
+
+
 def pytest_collection_finish() -> None:
     # Thousands of collected tests and all modules live until the end. To look for garbage among them, as often as Python
     # does by default, took a quarter of the processor time of the core stage.
     leave_alone_what_lives()
     gc.set_threshold(10_000, 20, 20)
-    # A busy machine is slow, and no example is wrong because of that. Hypothesis knows this by itself where CI is set.
-    if (hypothesis := sys.modules.get("hypothesis")) is not None and "CI" not in os.environ:
-        slow = hypothesis.HealthCheck.too_slow
-        hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[slow])
-        hypothesis.settings.load_profile("busy")
 
 
 def leave_alone_what_lives() -> None:

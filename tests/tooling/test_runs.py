@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import none
 
 from tests import __main__ as runs
 from tests.selection import Selection
@@ -112,3 +114,13 @@ def test_one_order_of_tests_for_all_stages(monkeypatch: pytest.MonkeyPatch) -> N
     assert runs.Run(Selection()).seed == "7"
     monkeypatch.setenv("SEED", "random")
     assert runs.Run(Selection()).seed.isdecimal()
+
+
+@given(none())
+def example(_: None) -> None:
+    """What a test with examples looks like."""
+
+
+def test_an_example_may_take_its_time() -> None:
+    """On a busy machine. `given` has taken its settings when this module was imported."""
+    assert example._hypothesis_internal_use_settings.deadline is None  # type: ignore[attr-defined]
