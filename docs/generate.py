@@ -28,6 +28,7 @@ from flask_idempotency.settings.consumers import CONSUMER, ConsumerPolicy
 from flask_idempotency.settings.options import DEPLOYMENT, POLICY
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
+from tests.tooling.weight import limits
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "flask_idempotency"
@@ -487,10 +488,19 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "llms.txt": llms.page,
 }
 
+
+def weights() -> str:
+    """The most that the package may weigh. It stands still while the code changes below it."""
+    most = limits()
+    lines = (f"{name:54} {number:6,}\n" for part in ("measures", "walk") for name, number in most[part].items())
+    return "".join(["```text\n", *lines, "```\n"])
+
+
 # The parts that a page written by hand may hold, by name.
 PARTS: Mapping[str, Callable[[], str]] = {
     "layers": layers,
     "layout": layout,
+    "weight": weights,
 }
 PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.walk import OUTCOMES, Step, Walk, all_walks, lines_of, main
+from benchmarks.walk import OUTCOMES, PACKAGE, Step, Walk, all_walks, lines_of, main
+from tests.tooling.weight import faults, limits
 
 # Calls on Python 3.11, by store: first request, replay, conflict. Lower them when the walk gets shorter, never raise them.
 # HOUSE section 2 wants at most 125, 105 and 90 on every store.
@@ -28,6 +31,13 @@ def test_a_request_stays_within_its_budget_of_calls(walks: list[Walk], store: st
     budget = dict(zip(OUTCOMES, BUDGETS[store], strict=True))
     assert {outcome: number for outcome, number in calls.items() if number > budget[outcome]} == {}
     assert calls.keys() == budget.keys()
+
+
+def test_a_reader_of_the_first_request_on_redis_opens_few_files(walks: list[Walk]) -> None:
+    files = {step.file for walk in walks if (walk.store, walk.outcome) == ("redis", "first") for step in walk.steps}
+    lines = sum(Path(PACKAGE, file).read_text(encoding="utf-8").count("\n") for file in files)
+
+    assert [] == faults(dict(zip(limits()["walk"], (len(files), lines), strict=True)), limits()["walk"])
 
 
 def test_a_walk_begins_and_ends_in_the_hooks(walks: list[Walk]) -> None:

@@ -1,6 +1,6 @@
-"""`python3 run.py weight`: how heavy the package is. `python3 run.py check` fails if a room is above its limit.
+"""`python3 run.py weight`: how heavy the package is. `python3 run.py check` fails if a measure or a room is above its limit.
 
-A room is a package or module directly below `flask_idempotency`. Its limit stands in `rooms.toml`, in lines of code: without
+A room is a package or module directly below `flask_idempotency`. Its limit stands in `weight.toml`, in lines of code: without
 docstrings, comments and blank lines. A change that needs more raises the limit in the same commit and gives the reason there.
 """
 
@@ -20,7 +20,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "flask_idempotency"
-LIMITS: Final = Path(__file__).with_name("rooms.toml")
+LIMITS: Final = Path(__file__).with_name("weight.toml")
 
 SHARED_LINES: Final = 6
 _NO_CODE: Final = frozenset(
@@ -72,16 +72,21 @@ def rooms(files: Mapping[Path, str], package: Path = PACKAGE) -> Counter[str]:
     return found
 
 
-def faults(found: Mapping[str, int], limits: Mapping[str, int]) -> list[str]:
+def limits() -> dict[str, dict[str, int]]:
+    """Return the limits of `measures`, of the `walk` of a request, and of `rooms` in lines of code."""
+    return tomllib.loads(LIMITS.read_text(encoding="utf-8"))
+
+
+def faults(found: Mapping[str, int], most: Mapping[str, int]) -> list[str]:
     """Return what is over its limit, has none, or has one and is not there."""
     return [
         *(
-            f"{room} has {found[room]} lines of code, and its limit is {limits[room]}"
-            for room in found.keys() & limits.keys()
-            if found[room] > limits[room]
+            f"{name}: {found[name]}, and the limit is {most[name]}"
+            for name in found.keys() & most.keys()
+            if found[name] > most[name]
         ),
-        *(f"{room} has no limit" for room in found.keys() - limits.keys()),
-        *(f"{room} has a limit, and is no room" for room in limits.keys() - found.keys()),
+        *(f"{name} has no limit" for name in found.keys() - most.keys()),
+        *(f"{name} has a limit, and is not there" for name in most.keys() - found.keys()),
     ]
 
 
@@ -146,42 +151,44 @@ def loaded(*, tries: int = _TRIES) -> tuple[int, int, float]:
     return len(files), lines, min(float(each[0]) for each in found) * 1000
 
 
-def documentation() -> tuple[int, int]:
-    """Return the number of pages, and of words outside code blocks."""
+def documentation() -> int:
+    """Return the number of words outside code blocks."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     words = 0
     for page in pages:
         text = re.sub(r"^( *)(```+|~~~+).*?^\1\2\s*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         words += sum(1 for word in text.split() if re.search(r"\w", word))
-    return len(pages), words
+    return words
 
 
-def figures() -> Iterator[tuple[str, str]]:
-    """Yield each measure with what it is now."""
-    files = sources()
-    yield "lines of code", f"{sum(rooms(files).values()):,}"
-    modules, lines, milliseconds = loaded()
-    yield "modules that `Idempotency(app)` on Redis loads / their lines", f"{modules} / {lines:,}"
-    yield "… in milliseconds, beside Flask and redis-py", f"{milliseconds:.0f}"
+def measures(files: Mapping[Path, str]) -> Iterator[tuple[str, int]]:
+    """Yield each measure with what it is now, in the order of `weight.toml`."""
+    yield "lines of code", sum(rooms(files).values())
+    yield "lines of code without testing", sum(rooms(files).values()) - rooms(files)["testing"]
+    modules, lines, _ = loaded(tries=1)
+    yield "modules that Idempotency(app) on Redis loads", modules
+    yield "lines of these modules", lines
     functions, once = private_functions(files)
-    yield "private functions that are used once", f"{once} of {functions:,}, {once / functions:.1%}"
-    yield "functions with a complexity above 20 / above 10", f"{too_complex(20)} / {too_complex(10)}"
-    yield "pairs of places that share six lines", f"{shared_places(files)}"
-    pages, words = documentation()
-    yield "pages of documentation / words outside code blocks", f"{pages} / {words:,}"
+    yield "private functions that are used once, of a thousand", round(once / functions * 1000)
+    yield "functions with a complexity above 20", too_complex(20)
+    yield "functions with a complexity above 10", too_complex(10)
+    yield "pairs of places that share six lines", shared_places(files)
+    yield "words of documentation outside code blocks", documentation()
 
 
 def main(arguments: Sequence[str]) -> int:
-    limits: dict[str, int] = tomllib.loads(LIMITS.read_text(encoding="utf-8"))
-    found = rooms(sources())
+    files = sources()
+    most = limits()
+    found, held = dict(measures(files)), rooms(files)
     if arguments == ["--check"]:
-        for fault in (wrong := faults(found, limits)):
+        for fault in (wrong := [*faults(found, most["measures"]), *faults(held, most["rooms"])]):
             print(f"{fault}: see {LIMITS.relative_to(ROOT)}")  # noqa: T201
         return 1 if wrong else 0
-    for name, figure in figures():
-        print(f"{name:70} {figure}", flush=True)  # noqa: T201
-    for room, lines in found.most_common():
-        print(f"  {room:20} {lines:6,} of {limits.get(room, 0):,}")  # noqa: T201
+    for name, number in found.items():
+        print(f"{name:54} {number:6,} of {most['measures'].get(name, 0):,}")  # noqa: T201
+    print(f"{'milliseconds for these modules':54} {loaded()[2]:6.0f}")  # noqa: T201
+    for room, number in held.most_common():
+        print(f"  {room:52} {number:6,} of {most['rooms'].get(room, 0):,}")  # noqa: T201
     return 0
 
 
