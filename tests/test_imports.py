@@ -72,6 +72,21 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+EXHAUSTED = """
+import sys
+from io import BytesIO
+{application}
+assert post(None)[0].startswith("201")
+
+class Exhausted:
+    def find_spec(self, name, path=None, target=None):
+        raise OSError(24, "Too many open files", name)
+
+sys.meta_path.insert(0, Exhausted())
+print(post("a")[0])
+"""
+
+
 def printed(code: str) -> list[str]:
     """The words that this code prints, in a process of its own."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -217,6 +232,22 @@ def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tm
         make_tables(url)
 
     assert of_first_requests(url) == []
+
+
+@pytest.mark.parametrize(
+    ("application", "status"),
+    (
+        (ON_REDIS, "503"),
+        (ON_REDIS.replace('in_flight="wait"', 'on_store_down="allow"'), "201"),
+        (IN_MEMORY.replace('"CONTENT_LENGTH": "12"', '"wsgi.input_terminated": True'), "201"),
+    ),
+    ids=("refused", "allowed", "chunked"),
+)
+def test_a_worker_that_can_open_no_more_files_handles_keys(application: str, status: str) -> None:
+    """Its store then fails for the same reason, and that refusal may be its first."""
+    code = EXHAUSTED.format(application=application)
+
+    assert printed(f"import time; time.sleep = lambda _: None\n{code}")[0] == status
 
 
 @pytest.mark.parametrize(
