@@ -240,8 +240,9 @@ def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tm
         (ON_REDIS, "503"),
         (ON_REDIS.replace('in_flight="wait"', 'on_store_down="allow"'), "201"),
         (IN_MEMORY.replace('"CONTENT_LENGTH": "12"', '"wsgi.input_terminated": True'), "201"),
+        (IN_MEMORY.replace("application/json", "application/x-www-form-urlencoded"), "201"),
     ),
-    ids=("refused", "allowed", "chunked"),
+    ids=("refused", "allowed", "chunked", "form"),
 )
 def test_a_worker_that_can_open_no_more_files_handles_keys(application: str, status: str) -> None:
     """Its store then fails for the same reason, and that refusal may be its first."""

@@ -350,8 +350,8 @@ class Hooks:
             self._checked = True
         # Without the lock: the collector may run any code.
         try:
-            # What a refusal needs: the first one may come when this process can open no more files, not even these.
-            from flask_idempotency.web import body_copies, problem_types  # noqa: F401
+            # What refusals and rarer requests need: the first of them may come when this process can open no more files.
+            from flask_idempotency.web import body_copies, forms, problem_types, rows  # noqa: F401
             from flask_idempotency.web.unreached import unprotected  # once in each process
 
             for _, text, remedy in list(unprotected(self._app, self._policies)):

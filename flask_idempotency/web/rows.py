@@ -55,6 +55,7 @@ class Rows:
         return not self.settings.enabled or state.policy.mode != "enforce"
 
     def join(self, state: RequestState) -> None:
+        """Watch the session of a view that runs without a claim, if the store commits rows: `commit_unclaimed` ends this."""
         if self.engine.transactions is not None:
             # Work without a claim may commit by itself.
             state.unclaimed = self.engine.transactions.join(
