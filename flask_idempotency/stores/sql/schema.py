@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT
-from sqlalchemy.engine.reflection import ObjectKind
+from sqlalchemy.engine.reflection import ObjectKind, ObjectScope
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, SUPPORTED
@@ -548,11 +548,18 @@ RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != outbox.
 
 
 def lacks(connection: sa.Connection, names: Collection[str] = RECORD_TABLES) -> SchemaGaps:
-    """Return what the database lacks of these tables. Compare names in the catalogue only, not types or predicates."""
-    inspector, home = sa.inspect(connection), schema_of(connection)
-    # Of all tables at once: their columns, and their indexes.
-    known = inspector.get_multi_columns(home, list(names), ObjectKind.ANY)
-    indexed = inspector.get_multi_indexes(home, list(names), ObjectKind.ANY)
+    """Return what the database lacks of these tables. Compare names in the catalogue only, not types or predicates.
+
+    A table that this role may not use, and a view that is broken, are not missing: MySQL's error for them is raised.
+    """
+    inspector, home, broken = sa.inspect(connection), schema_of(connection), dict[Any, Exception]()
+    # Of all tables at once: their columns, and their indexes. SQLAlchemy asks MySQL for each name only if the kind and the
+    # scope are ANY. Otherwise it reads a list, which lacks the tables that this role may not use.
+    asked = list(names), ObjectKind.ANY, ObjectScope.ANY
+    known = inspector.get_multi_columns(home, *asked, unreflectable=broken)
+    for error in broken.values():
+        raise error
+    indexed = inspector.get_multi_indexes(home, *asked)
     there = [name for name in names if (home, name) in known]
     tables = tuple(name for name in names if name not in there)
     columns: list[str] = []

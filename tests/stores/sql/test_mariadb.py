@@ -23,8 +23,8 @@ from flask_idempotency.stores.sql import claiming, errors, mysql
 from flask_idempotency.stores.sql.claiming import STRATEGIES, strategy_of
 from flask_idempotency.stores.sql.database import MYSQL_TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, bigint
-from flask_idempotency.stores.sql.migrations import LATEST
-from flask_idempotency.stores.sql.schema import SEEDED
+from flask_idempotency.stores.sql.migrations import LATEST, lacks_sequence, upgrade
+from flask_idempotency.stores.sql.schema import SEEDED, metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from flask_idempotency.testing.doubles import FrozenClock
@@ -269,6 +269,51 @@ def test_an_upgrade_makes_the_sequence_for_a_role_that_may_not(mariadb_server: M
         assert SEEDED < granted(worker.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
         worker.close()
         owner.close()
+
+
+def test_the_sequence_is_looked_for_in_the_database_of_the_connection(mariadb_server: MariaDbServer) -> None:
+    """A migration may go from tenant to tenant with USE."""
+    with mariadb_server.database() as first, mariadb_server.database() as second:
+        engine = create_engine(mariadb_server.url(first))
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"USE {second}")
+            upgrade(connection)
+            assert not lacks_sequence(connection)
+            connection.exec_driver_sql(f"USE {first}")
+            assert lacks_sequence(connection)
+        engine.dispose()
+
+
+def test_a_table_without_grants_is_not_reported_as_missing(mariadb_server: MariaDbServer) -> None:
+    """An upgrade would not help: the administrator has granted each table, and forgot the newest."""
+    with mariadb_server.database() as name:
+        url, role = make_url(mariadb_server.url(name)), name[:30]
+        owner = create_engine(url)
+        upgrade(owner)
+        with owner.connect() as connection:
+            connection.exec_driver_sql(f"CREATE USER {role} IDENTIFIED BY 'few'")
+            for table in set(metadata.tables) - {"idempotency_audit"}:
+                connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}")
+        store = SqlStore(Database(url.set(username=role, password="few")))
+        for ask in (store.schema.faults, store.schema.upgrade):
+            with pytest.raises(StoreUnavailable, match=rf"command denied to user '{role}'.*idempotency_audit"):
+                ask()
+        store.close()
+        owner.dispose()
+
+
+def test_a_broken_view_is_not_reported_as_a_missing_table(mariadb_server: MariaDbServer) -> None:
+    with mariadb_server.database() as name:
+        store = SqlStore(Database(mariadb_server.url(name)))
+        store.schema.upgrade()
+        with store.database.base.begin() as connection:
+            connection.exec_driver_sql("RENAME TABLE idempotency_audit TO kept")
+            connection.exec_driver_sql("CREATE VIEW idempotency_audit AS SELECT * FROM kept")
+            connection.exec_driver_sql("DROP TABLE kept")
+        for ask in (store.schema.faults, store.schema.upgrade):
+            with pytest.raises(StoreUnavailable, match="references invalid table"):
+                ask()
+        store.close()
 
 
 def test_a_connection_that_the_server_closed_is_replaced(open_real: Callable[..., SqlStore], database_url: str) -> None:

@@ -241,7 +241,9 @@ def lacks_sequence(connection: Connection) -> bool:
     number = str(connection.exec_driver_sql("SELECT version()").scalar_one())
     if not has_sequences(number, in_cluster=is_on(connection.exec_driver_sql(IN_CLUSTER).first())):
         return False
-    return not inspect(connection).has_sequence(schema.FENCES)
+    # By itself, SQLAlchemy looks where this engine's first connection was, and USE may have changed the database since.
+    database = connection.exec_driver_sql("SELECT database()").scalar()
+    return not inspect(connection).has_sequence(schema.FENCES, database)
 
 
 def _steps_for(connection: Connection) -> list[str]:
