@@ -345,7 +345,7 @@ class Insert(Strategy):
             found = connection.execute(made(statements.read, self._dialect), query.parameters).one_or_none()
             if found is None:
                 return self.insert(connection, query)
-            return self._settle(connection, row_of(found), query)
+            return self._apply_read(connection, row_of(found), query)
         fence, *found = connection.execute(
             made(statements.claim_or_read, self._dialect, queues=self._queues), query.parameters
         ).one()
@@ -354,10 +354,13 @@ class Insert(Strategy):
         if found[0] is None:
             # Another worker inserted the row after our snapshot was taken, so we neither made it nor see it.
             return None
-        return self._settle(connection, row_of(found), query)
+        return self._apply_read(connection, row_of(found), query)
 
-    def _settle(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
-        """Classify this row, and write what is due. None: it has changed since, or another worker has it locked."""
+    def _apply_read(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+        """Do as `apply` does with a row that was read without a lock. Another strategy locks and reads it again first.
+
+        None: it has changed since, or another worker has it locked.
+        """
         return self.apply(connection, row, query)
 
 
@@ -466,7 +469,7 @@ class RowLock(Insert):
     can distinguish an absent row from a locked one, which `SKIP LOCKED` alone cannot. A replay does not write.
     """
 
-    def _settle(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+    def _apply_read(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         outcome = classify(row, query)
         if not isinstance(outcome, Move):
             return outcome

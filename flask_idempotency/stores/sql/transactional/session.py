@@ -124,7 +124,8 @@ class SessionTransactions(SessionRecords):
     def before_journal(self, key: StorageKey, writing: JournalWrite) -> None:
         """Let a journal be written beside the session of this context.
 
-        Raise `ConfigurationError` if that session holds SQLite's one write lock.
+        Raise `ConfigurationError` if that session holds SQLite's one write lock. While a transactional step of the same
+        record holds it in another thread, do so if a step would begin, and raise `StoreUnavailable` for other writes.
         """
         if key.rid in self._locked:
             # It would wait five seconds for the session of that step.
