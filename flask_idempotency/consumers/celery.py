@@ -30,7 +30,7 @@ from flask_idempotency.assembly import engines_made
 from flask_idempotency.consumers import celery_messages as messages
 from flask_idempotency.consumers import interrupts, verdicts
 from flask_idempotency.consumers.celery_messages import AnyTask, Argument, Arguments
-from flask_idempotency.consumers.inbox import Inbox, drain, drain_at_exit
+from flask_idempotency.consumers.inbox import Inbox, check_names, drain, drain_at_exit
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.ending import commits_rows_here, work_here
 from flask_idempotency.engine.errors import ConfigurationError
@@ -246,6 +246,7 @@ def _to_json(value: Any) -> bytes:
 
     Raises `TypeError`, `ValueError` or `RecursionError` for what it does not give back.
     """
+    check_names(value)
     data = str(dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)).encode()
     loads(data)  # raises for a mapping that looks like one of its own types
     return data

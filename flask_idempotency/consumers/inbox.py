@@ -392,7 +392,6 @@ class Inbox:
 
         Raises `TypeError`, `ValueError` or `RecursionError` for a value that is no JSON.
         """
-        _check_names(value)
         data = self._dump(value)
         if len(data) > self.policy.max_result:
             return model.StoredResponse(200, kept=False)
@@ -458,19 +457,20 @@ def drain() -> None:
 
 def _to_json(value: Any) -> bytes:
     """Return the canonical JSON of this value. Raises `TypeError`, `ValueError` or `RecursionError` for any other value."""
+    check_names(value)
     return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
-def _check_names(value: Any) -> None:
+def check_names(value: Any) -> None:
     """Raise `TypeError` for a mapping with a name that is no string: JSON would turn it into one."""
     if isinstance(value, dict):
         for name, member in value.items():
             if not isinstance(name, str):
                 raise TypeError(f"JSON names members by strings, not by {type(name).__name__}")
-            _check_names(member)
+            check_names(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            _check_names(member)
+            check_names(member)
 
 
 def _call(work: Callable[[], Any]) -> Any:

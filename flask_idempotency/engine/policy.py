@@ -182,9 +182,12 @@ class Policy:
         `former_prints` are the fingerprints that an earlier release would have computed, if they differ.
         `hashed`: the records name the tenant and the principal by a keyed hash under the newest secret.
         """
-        shown = identities[0].pseudonym if hashed else str
-        tenant = "" if scope.tenant is None else shown(scope.tenant)
-        principal = "" if scope.principal is None else shown(scope.principal)
+        # Not `str(…)`, which gives the name of a member of an enumeration in place of its text.
+        tenant = "" if scope.tenant is None else scope.tenant
+        principal = "" if scope.principal is None else scope.principal
+        if hashed:
+            pseudonym = identities[0].pseudonym
+            tenant, principal = tenant and pseudonym(tenant), principal and pseudonym(principal)
         info = RequestInfo(tenant, principal, method, operation, trace)
         on_expiry, waited_for = self.on_expiry, self.in_flight == "wait"
         requests = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from ast import literal_eval
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -24,6 +26,12 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from tests.apps import KEY, LONG, FaultyMemory, World, new_world, run
+
+
+class Tenant(str, Enum):  # noqa: UP042 - a StrEnum has another `__str__`
+    """The tenants of an application that lists them."""
+
+    ACME = "acme"
 
 
 @pytest.fixture
@@ -865,6 +873,16 @@ def test_names_of_tenants_are_hashed_like_those_of_requests() -> None:
     assert record.info.tenant not in ("", "acme")
 
 
+def test_a_tenant_of_an_enumeration_is_shown_by_its_text() -> None:
+    """`str(Tenant.ACME)` is another text."""
+    world = new_world()
+    process(world, world.idempotency.inbox("billing"), tenant=Tenant.ACME)
+    record = world.record()
+
+    assert record is not None
+    assert "acme" == record.info.tenant
+
+
 def test_stored_values_are_encrypted() -> None:
     world = encrypted()
     inbox = world.idempotency.inbox("billing")
@@ -1029,6 +1047,16 @@ def test_quotas_do_not_count_messages() -> None:
 
     assert [Processed("done", replayed=False)] * 3 == verdicts
     assert (0, 0, 0) == (usage.records, usage.bytes, usage.in_flight)
+
+
+def test_an_inbox_that_writes_values_itself_keeps_what_json_cannot(world: World) -> None:
+    inbox = world.idempotency.inbox(
+        "billing", dump=lambda value: repr(value).encode(), load=lambda data: literal_eval(data.decode())
+    )
+    value = {1: "charged", (2, "b"): [{3: None}]}
+
+    assert Processed(value, replayed=False) == process(world, inbox, value=value)
+    assert Processed(value, replayed=True) == process(world, inbox, value=value)
 
 
 def test_a_value_that_is_no_json_is_logged_once_and_never_shown(world: World, caplog: pytest.LogCaptureFixture) -> None:
