@@ -246,7 +246,8 @@ class Kafka:
         if any(fatal) and self._config is not None:
             # An idempotent producer that has lost its place sends nothing more.
             self._producer = None
-        return results
+        # A report that comes later changes nothing that the caller has.
+        return list(results)
 
     def _sent(self, messages: Sequence[Message]) -> list[Exception | None]:
         """Send with kafka-python."""

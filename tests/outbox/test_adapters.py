@@ -290,6 +290,30 @@ def test_kafka_that_is_away_confirms_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert 0 == len(adapter._producer)
 
 
+def test_a_report_of_kafka_that_comes_late_changes_no_result() -> None:
+    class Late:
+        """Has the methods of confluent-kafka's producer, and reports when nothing waits any more."""
+
+        def __init__(self) -> None:
+            self.reports: list[Any] = []
+
+        def produce(self, *_: object, on_delivery: Any, **__: object) -> None:
+            self.reports.append(on_delivery)
+
+        def flush(self, seconds: float) -> int:
+            return len(self.reports) if seconds else 0
+
+        def purge(self, **_: object) -> None: ...
+
+    producer = Late()
+
+    results = Kafka(producer).send([message(1), message(2)])
+    for report in producer.reports:
+        report(None, None)
+
+    assert [SendFailed] * 2 == [type(each) for each in results]
+
+
 def test_kafka_needs_idempotence() -> None:
     class Elder:
         config: ClassVar[dict[str, Any]] = {}
