@@ -211,7 +211,8 @@ class Outbox:
 
     def routes_of(self, kept: Kept) -> dict[str, Route]:
         """Return the routes of one application by their patterns. `kept` is what it keeps."""
-        return {pattern: kept.values.get(pattern, route) for pattern, route in self._routes.items()}
+        # A copy: another thread may add a route, and a message is published all the same.
+        return {pattern: kept.values.get(pattern, route) for pattern, route in list(self._routes.items())}
 
     def publish(
         self,

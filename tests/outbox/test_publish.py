@@ -265,6 +265,22 @@ def test_an_adapter_may_refuse_a_message_in_publish(open_shop: OpenShop) -> None
         shop.outbox.publish("a", 1)
 
 
+def test_a_route_that_another_thread_adds_stops_no_message(shop: Shop) -> None:
+    class Adding(dict[Any, Any]):
+        """The routes that an application keeps. Another thread adds one while they are read."""
+
+        def get(self, pattern: Any, route: Any = None) -> Any:
+            shop.outbox._routes["late"] = route
+            return super().get(pattern, route)
+
+    shop.services.kept.values = Adding()
+    with shop.app.app_context():
+        shop.outbox.publish("orders", {})
+        shop.db.session.commit()
+
+    assert ["orders"] == [row.topic for row in shop.rows()]
+
+
 def test_a_route_needs_an_adapter_and_a_pattern_has_one_route(shop: Shop) -> None:
     wrong: tuple[Any, ...] = (object(), Sent, None)
     for adapter in wrong:
