@@ -263,7 +263,9 @@ class _Confluent:
         return "" if committed.error is None else str(committed.error.name())
 
     def lost(self, partition: Partition) -> None:
-        pass
+        # It stays paused for its next assignment. And one that is resumed right after an assignment may never be fetched again
+        # (librdkafka#5591), so resume it before.
+        self.resume(partition)
 
     def leave(self) -> None:
         pass

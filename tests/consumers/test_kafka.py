@@ -18,6 +18,7 @@ import pytest
 from kafka.errors import CommitFailedError  # type: ignore[import-untyped]
 
 from flask_idempotency.consumers import Dead, Later, Processed, kafka
+from flask_idempotency.consumers.deliveries import Deliveries
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import BrokerId
 from tests.consumers.doubles import PATIENCE, Effects, Hasty, at_work, in_background, memory_inbox
@@ -376,6 +377,24 @@ def test_a_fault_in_a_commit_is_no_refusal() -> None:
 
     with pytest.raises(KeyError):
         kafka._KafkaPython(SimpleNamespace(commit=commit)).commit(("t", 0), 5)
+
+
+def test_a_partition_that_is_lost_is_not_paused_when_it_comes_back() -> None:
+    """librdkafka forgets to fetch one that is resumed while its fetching starts."""
+    paused: set[tuple[str, int]] = set()
+    consumer = SimpleNamespace(
+        pause=lambda places: paused.update((each.topic, each.partition) for each in places),
+        resume=lambda places: paused.difference_update((each.topic, each.partition) for each in places),
+    )
+    held = Deliveries(memory_inbox(), lambda message: None, dead=None)
+    one = kafka._Consumer(kafka._Confluent(consumer), held)
+    for partition in range(2):
+        one._start(kafka._delivery(("t", partition), 4, None, [("message-id", b"m")], None, b"5", 0))
+    assert {("t", 0), ("t", 1)} == paused
+
+    one._lost([("t", 1)])
+
+    assert {("t", 0)} == paused
 
 
 class Away:
