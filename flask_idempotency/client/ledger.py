@@ -229,7 +229,7 @@ class Ledger:
             if before is None or (before.state == "refused" and before.key != key):
                 before = Entry(name, key, None, "new", None, False, 0, 0, now, None, None, None)
             # Opening the file has read the secret.
-            digest, differs = _compared(before, content, self._secret)
+            digest, differs = _digest_and_difference(before, content, self._secret)
             if before.state == "voided" or self.expired(before) or differs:
                 return Begun(before, before, differs)
             entry = replace(
@@ -483,7 +483,7 @@ def _entry(row: tuple[object, ...]) -> Entry:
     return Entry(name, key, digest, state, status, bool(doubt), *rest)
 
 
-def _compared(entry: Entry, content: bytes | None, secret: bytes) -> tuple[bytes | None, bool]:
+def _digest_and_difference(entry: Entry, content: bytes | None, secret: bytes) -> tuple[bytes | None, bool]:
     """Return the digest that an entry has after its key was sent with this content, and whether it was sent with other.
 
     Equal contents of two names have different digests. A digest begins with a mark of its secret, because digests under two

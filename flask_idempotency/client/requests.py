@@ -94,6 +94,8 @@ class _Response(http.client.HTTPResponse):
         super().begin()
         # A line that is here to its end is read from the buffer, and does not ask the connection for more.
         self.whole_head = self._raw is None or not self._raw.ended
+        # A response that is kept keeps no socket.
+        self._raw = None
 
 
 _WATCHING: Final[Mapping[Any, Any]] = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import math
+import weakref
 from collections.abc import Generator, Iterable
 from email.utils import formatdate
 from pathlib import Path
@@ -903,6 +905,25 @@ def test_a_torn_head_is_noticed_on_a_connection_of_another_kind_too(end: bytes, 
     response.begin()
 
     assert whole is response.whole_head
+
+
+def test_a_response_that_is_kept_keeps_no_socket(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: weakref.WeakSet[requests_transport._Raw] = weakref.WeakSet()
+    readers: list[int] = []
+
+    class Noted(requests_transport._Raw):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.add(self)
+            readers.append(id(self))
+
+    monkeypatch.setattr(requests_transport, "_Raw", Noted)
+    with requests.Session() as session:
+        session.mount("http://", IdempotentAdapter())
+        response = session.post(server.url, json=JSON)
+    gc.collect()
+
+    assert (201, 1, 0) == (response.status_code, len(readers), len(made))
 
 
 @EACH
