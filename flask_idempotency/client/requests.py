@@ -172,8 +172,9 @@ class IdempotentAdapter(HTTPAdapter):
         delivery: Delivery,
         stream: bool = False,
         timeout: Any = None,
-        *how: Any,
-        **named: Any,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Any = None,
     ) -> requests.Response:
         body = _held(request, self._rules.max_body)
         media_type = request.headers.get("Content-Type") or ""
@@ -182,7 +183,7 @@ class IdempotentAdapter(HTTPAdapter):
         with delivery:
             while True:
                 try:
-                    response = super().send(request, True, _cut(timeout, delivery.remaining), *how, **named)
+                    response = super().send(request, True, _cut(timeout, delivery.remaining), verify, cert, proxies)
                     decoded = _read_whole(response)
                 except (requests.RequestException, urllib3.exceptions.HTTPError, Late, OSError, ValueError) as error:
                     again = not isinstance(error, _PERMANENT) and not _is_unsendable(error)

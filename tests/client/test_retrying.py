@@ -907,6 +907,17 @@ def test_a_torn_head_is_noticed_on_a_connection_of_another_kind_too(end: bytes, 
     assert whole is response.whole_head
 
 
+def test_a_wrong_argument_is_refused_before_the_key_is_noted(server: ScriptedServer) -> None:
+    """Or a call that sent nothing would leave a name in doubt."""
+    ledger = Ledger()
+    prepared = requests.Request("POST", server.url, json=JSON).prepare()
+
+    with pytest.raises(TypeError), Intents(ledger)("pay"):
+        IdempotentAdapter().send(prepared, deadline=5)
+
+    assert ([], []) == (ledger.unsettled(), server.seen)
+
+
 def test_a_response_that_is_kept_keeps_no_socket(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     made: weakref.WeakSet[requests_transport._Raw] = weakref.WeakSet()
     readers: list[int] = []
