@@ -295,7 +295,7 @@ class _Stored:
 
 
 def _through_responses(responses: Responses, look: Callable[[_Stored], object], **only: Any) -> Step:
-    """Return the step of a task that looks at the responses of this `tid`, or at those sealed `other_than` under a key."""
+    """Return the step of a task that looks at stored responses: those of a `tid`, or those `other_than` under this key."""
 
     def handle(page: Page) -> int:
         for answer in page.answers:

@@ -278,7 +278,7 @@ def _renamed(mine: SeenShape, noted: Mapping[str, TaskReport], now: float) -> It
 
 
 def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) -> tuple[str, str]:
-    """Return what differs and the remedy. Something does, or the present uses of both shapes would find the same keys."""
+    """Return what differs, and the remedy. Neither is empty: call it only for shapes that do not meet (`_meets`)."""
     whats, former, kept = [], [], ""
     now, before = _loader_uses(shape)[0], _loader_uses(other)[0]
     if set(shape.secrets).isdisjoint(other.secrets):

@@ -64,8 +64,8 @@ def for_each(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test once with each value, as one test. Take the arguments of `pytest.mark.parametrize`.
 
-    The test must use keys of its own for each value. A failure names the value: the other arguments, the store and the
-    clock among them, are the same each time.
+    The test must use keys of its own for each value, and a `Tenant(kit)` of its own in place of a fixture. A failure names
+    the value: the other arguments, the store and the clock among them, are the same each time.
     """
     taken = (names,) if isinstance(names, str) else names
     every = [dict(zip(taken, (value,) if isinstance(names, str) else value, strict=True)) for value in values]
@@ -305,7 +305,7 @@ class Kit:
         return not lost(lambda: self.store.complete(key, token, PAYLOAD, keep=KEEP))
 
     def accepted(self, key: StorageKey, token: bytes, *verbs: str) -> list[str]:
-        """Make these writes of an owner, or each one. Return those that the store does not refuse because of this token."""
+        """Make these writes of an owner, or all, in this order on one record. Return those without `LeaseLost`."""
         writes: dict[str, Callable[[], object]] = {
             "renew": lambda: self.store.renew(key, token, lease=20 * LEASE),
             "mark_point_of_no_return": lambda: self.store.mark_point_of_no_return(key, token),
