@@ -336,7 +336,10 @@ _START = (
 def janitor(
     task_log: TaskLog, *, heartbeat_interval: float | None = None, process_local: bool = False
 ) -> Iterator[Found]:
-    """Report whether a janitor has run lately. Any task but `relay` counts: cron has no heartbeat. `tasks` looks at each."""
+    """Report whether a janitor has run lately. Any task but `relay` counts: cron has no heartbeat. `tasks` looks at each.
+
+    Without a `heartbeat_interval` none is expected. `process_local` only gives the reason.
+    """
     if heartbeat_interval is None:
         why = "no other process sees these records" if process_local else "IDEMPOTENCY_HEARTBEAT_INTERVAL is None"
         yield Verdict.FINE, f"No janitor is expected: {why}.", ""
