@@ -182,12 +182,13 @@ class Policy:
         `former_prints` are the fingerprints that an earlier release would have computed, if they differ.
         `hashed`: the records name the tenant and the principal by a keyed hash under the newest secret.
         """
-        # Not `str(…)`, which gives the name of a member of an enumeration in place of its text.
+        # Never by `str()`: that of a loader's `class Tenant(str, Enum)` is another text.
         tenant = "" if scope.tenant is None else scope.tenant
         principal = "" if scope.principal is None else scope.principal
         if hashed:
             pseudonym = identities[0].pseudonym
-            tenant, principal = tenant and pseudonym(tenant), principal and pseudonym(principal)
+            tenant = "" if scope.tenant is None else pseudonym(tenant)
+            principal = "" if scope.principal is None else pseudonym(principal)
         info = RequestInfo(tenant, principal, method, operation, trace)
         on_expiry, waited_for = self.on_expiry, self.in_flight == "wait"
         requests = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from itertools import product
 
 import pytest
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import Identity, Scope
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy, merge
 from tests.decisions import decision_of
@@ -137,3 +139,22 @@ def test_transactional_effects_are_refused_without_their_store() -> None:
 def test_p05_durations_that_cannot_hold_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
         merge(Policy(), values).check(joint=False)
+
+
+class Tenant(str, Enum):  # noqa: UP042 - the `str()` of a StrEnum's member is its value
+    """What a loader may return."""
+
+    ACME = "acme"
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_record_names_its_caller_as_the_loaders_do(hashed: bool) -> None:
+    identity = Identity(b"secret")
+    scope = Scope("shop", Tenant.ACME, Tenant.ACME)
+    (request,) = Policy().claim_requests(
+        scope, "k", [identity], [b"print"], method="POST", operation="pay", hashed=hashed, timestamp=None
+    )
+
+    name = identity.pseudonym("acme") if hashed else "acme"
+    assert (name, name) == (request.info.tenant, request.info.principal)
+    assert identity.storage_key(Scope("shop", "acme", "acme"), "k") == request.key
