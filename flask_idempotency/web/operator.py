@@ -246,7 +246,7 @@ def owners() -> tuple[bytes, ...]:
 def void(
     key: str, *, tenant: str | None, principal: str | None, endpoint: str, method: str, actor: str, reason: str
 ) -> KeyStatus | OverQuota:
-    """Void this client's key of an endpoint, as `Engine.void` does, and remember in the audit trail who did it.
+    """Void this client's key of an endpoint, as `void_key` does, and remember in the audit trail who did it.
 
     Raises `Refused` if a former name of the caller cannot be known here: the key may have a record under that.
     """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flask_idempotency import idempotent
+from flask_idempotency.engine.errors import StoreDataLoss
 from flask_idempotency.engine.events import KeyVoided
+from flask_idempotency.engine.keys import StorageKey
 from tests.apps import ALICES, GONE, KEY, WHY, World, key_of, lapsed, new_world, paid, refusal, run, said, shop
 
 VOID = ("void", *ALICES, "--endpoint", "pay", *WHY, "--yes")
@@ -70,6 +73,27 @@ def test_what_ran_or_may_have_run_is_refused(happens: object, reason: str) -> No
     after = world.store.read(key_of(world))
     assert None not in (before, after)
     assert getattr(before, "token", b"") == getattr(after, "token", None)
+
+
+class Forgetful:
+    """A store that lost data: only a key that was made since has surely not run."""
+
+    def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, **_: object) -> bool:
+        if key_timestamp is None:
+            raise StoreDataLoss("lost", loss="changed")
+        return True
+
+
+@pytest.mark.parametrize(("key", "voided"), [("01890a5d-ac96-774b-bcce-b302099a8057", True), ("k", False)])
+def test_after_a_data_loss_a_key_that_was_made_since_is_voided(key: str, voided: bool) -> None:
+    """As its client voids it, with `DELETE` on the status view."""
+    world = shop()
+    engine = world.app.extensions["idempotency"].built.engine
+    engine._deps = replace(engine._deps, data_loss=Forgetful())
+    result = run(world, *[key if word == "k" else word for word in VOID])
+
+    assert (voided, voided) == (result.exit_code == 0, "Voided: no request runs under this key." in result.output)
+    assert voided == any(isinstance(event, KeyVoided) for event in world.events)
 
 
 def test_a_voided_key_is_released_by_force_only() -> None:
