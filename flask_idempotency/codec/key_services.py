@@ -54,7 +54,7 @@ class _NotWrappedHere(Exception):
 
 Verb: TypeAlias = Literal["encrypt", "decrypt"]
 
-_NAMES: Final[Mapping[Verb, tuple[str, str]]] = {
+_JSON_FIELDS: Final[Mapping[Verb, tuple[str, str]]] = {
     "encrypt": ("plaintext", "ciphertext"),
     "decrypt": ("ciphertext", "plaintext"),
 }
@@ -270,7 +270,7 @@ class VaultTransit(KeyService):
         self._base = f"{parts.scheme}://{parts.netloc}/v1/{quote(mount)}"
 
     def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
-        sent, wanted = _NAMES[verb]
+        sent, wanted = _JSON_FIELDS[verb]
         try:
             text = _text(data) if verb == "encrypt" else data.decode("ascii")
         except UnicodeDecodeError:
@@ -361,7 +361,7 @@ class GoogleKms(KeyService):
                 ) from None
 
     def _call(self, verb: Verb, data: bytes, context: bytes) -> bytes:
-        sent, wanted = _NAMES[verb]
+        sent, wanted = _JSON_FIELDS[verb]
         arguments = {sent: _text(data), "additionalAuthenticatedData": _text(context)}
         try:
             if self._client is None:
