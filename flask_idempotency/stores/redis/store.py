@@ -132,8 +132,9 @@ class Deferred:
                 module, name, arguments = self._made_of
                 made = getattr(import_module(f"{__package__}.{module}"), name)(*arguments)
                 # One dictionary for both, and both stay: what a fork runs on the one that was made also changes this one.
+                # A signal may raise between these lines: then `_made_of` lets the next use try again.
+                vars(made).update(_made_of=self._made_of, _made=made)
                 self.__dict__ = vars(made)
-                self._made = made
                 # Its class last: another thread may then call any of its methods.
                 self.__class__ = type(made)
         return getattr(self, attribute)

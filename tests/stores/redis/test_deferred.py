@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import fakeredis
@@ -45,6 +46,13 @@ def test_threads_that_use_it_first_all_get_the_capability(store: RedisStore) -> 
         assert list(threads.map(use, range(THREADS))) == [NOTHING] * THREADS
 
 
+def test_closing_a_store_makes_nothing(store: RedisStore) -> None:
+    notifier: Any = store.notifier
+    store.close()
+
+    assert type(notifier) is Deferred
+
+
 def test_another_attribute_is_an_attribute_error(store: RedisStore) -> None:
     ledger: Any = store.ledger
 
@@ -56,6 +64,16 @@ def test_an_import_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, st
     with monkeypatch.context() as patched:
         patched.setattr(redis_store, "import_module", lambda name: exec(f"import {name}.gone"))  # noqa: S102
         with pytest.raises(ModuleNotFoundError):
+            store.ledger.usage(a_key().tid)
+
+    assert store.ledger.usage(a_key().tid) == NOTHING
+
+
+def test_a_capability_that_was_half_made_is_made_again(monkeypatch: pytest.MonkeyPatch, store: RedisStore) -> None:
+    """An exception of a signal may come between any two lines. Here the last one fails."""
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_store, "import_module", lambda _: SimpleNamespace(RedisLedger=Exception))
+        with pytest.raises(TypeError, match="__class__"):
             store.ledger.usage(a_key().tid)
 
     assert store.ledger.usage(a_key().tid) == NOTHING

@@ -13,6 +13,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.model import OnExpiry, Unknown
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.stores.notifications import IDLE_SECONDS
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.store import RedisStore
@@ -182,6 +183,18 @@ def test_an_idle_subscription_is_closed(quiet_server: RedisServer) -> None:
             with waiting(bell, key):
                 pass
             assert eventually(lambda: subscribers(quiet_server) == 0)
+
+
+def test_closing_a_store_ends_its_subscription(quiet_server: RedisServer) -> None:
+    """Otherwise it would stay for `IDLE_SECONDS`: a client of the application's own is not closed."""
+    with connect(quiet_server.url) as client:
+        store = RedisStore(client)
+        with waiting(store.notifier, a_key()):
+            listener = store.notifier._thread
+        store.close()
+        assert listener is not None
+        listener.join(IDLE_SECONDS / 2)
+        assert not listener.is_alive()
 
 
 def test_a_cut_subscription_is_replaced(store: RedisStore, redis_client: redis.Redis) -> None:

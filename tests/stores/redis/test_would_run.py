@@ -18,7 +18,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.support import LEASE, a_key, found, stand
+from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, found, stand
 from tests.stores.forgetting import ANOTHER, HOLD, RULES, Loss, claim, emptying, handing_over, ready_store
 
 __all__ = ["emptying", "handing_over", "ready_store"]
@@ -212,6 +212,14 @@ def test_a_redis_that_may_evict_records_is_not_asked(store: RedisStore, monkeypa
     """As before a claim: the record of a key that was used may be gone, and no loss of data shows."""
     monkeypatch.setattr(store._eviction, "possible", True)
     monkeypatch.setattr(store._eviction, "_evicting_policy", lambda: "allkeys-lru")
-    for each in (foretold, claimed):
+    for each in (foretold, claimed, voided):
         with pytest.raises(StoreUnavailable, match="evicts"):
             each(store, a_key())
+
+    store._eviction.possible = False
+    for each in (foretold, claimed, voided):
+        each(store, a_key())
+
+
+def voided(store: RedisStore, key: StorageKey) -> object:
+    return store.void(a_request(key), token=a_token(), keep=KEEP)
