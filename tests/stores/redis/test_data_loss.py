@@ -216,6 +216,20 @@ def test_an_emptied_store_is_not_initialised_if_a_process_noticed(
         granted(claim(stranger, key))
 
 
+def test_a_process_that_has_only_claimed_notices_an_emptied_store(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss
+) -> None:
+    key = a_key()
+    claiming, stranger = (RedisStore(redis_server.url, clock=clock, rules=RULES) for _ in range(2))
+    with closing(claiming), closing(stranger):
+        granted(claim(claiming, key))
+        empty()
+        refused(stranger, key)
+        refused(claiming, key)
+
+        assert stranger.data_loss.status().emptied
+
+
 def test_a_process_notes_an_emptied_store_between_check_and_initialisation(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from flask_idempotency.engine.quota import Usage
 from flask_idempotency.stores.redis import store as redis_store
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.quota import RedisLedger
 from flask_idempotency.stores.redis.store import Deferred, RedisStore, deferred
 from flask_idempotency.testing.contract.support import a_key
@@ -51,6 +52,17 @@ def test_closing_a_store_makes_nothing(store: RedisStore) -> None:
     store.close()
 
     assert type(notifier) is Deferred
+
+
+@pytest.mark.parametrize("reached", (True, False))
+def test_a_check_without_a_guard_against_data_loss_makes_nothing(reached: bool) -> None:
+    server = fakeredis.FakeServer()
+    server.connected = reached
+    store = RedisStore(fakeredis.FakeRedis(server=server), rules=RedisDataLossPolicy(after_loss="run"))
+    store.check()
+
+    detector: Any = store.data_loss
+    assert type(detector) is Deferred
 
 
 def test_another_attribute_is_an_attribute_error(store: RedisStore) -> None:
