@@ -99,13 +99,13 @@ class ScriptExecutor:
 
     def execute(self, *command: Argument) -> Any:
         """Return what this command returns."""
-        with self._decides():
+        with self._converted_errors():
             return self._connection(*words(command))
 
     def scan(self, cursor: int, pattern: bytes, count: int, *, node: Any = None) -> tuple[int, list[bytes]]:
         """Return the next cursor and some keys of this pattern. A cursor of 0 ends the scan. `node` selects a Cluster node."""
         command = words(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
-        with self._decides():
+        with self._converted_errors():
             if node is None:
                 after, keys = self._connection(*command)
             else:
@@ -115,7 +115,7 @@ class ScriptExecutor:
 
     def primaries(self) -> list[tuple[bytes, Any]]:
         """Return the name and node of each primary of a Cluster. A single server has neither name nor node."""
-        with self._decides():
+        with self._converted_errors():
             return primaries(self.client)
 
     def directly(self, method: Callable[..., Any], *arguments: Any, node: Any = None, **options: Any) -> Any:
@@ -135,7 +135,7 @@ class ScriptExecutor:
     def _pipeline(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
-        with self._decides():
+        with self._converted_errors():
             return self._connection.pipeline(commands)
 
     def _checked(self, replies: list[Any]) -> list[Any]:
@@ -145,8 +145,8 @@ class ScriptExecutor:
         return replies
 
     @contextmanager
-    def _decides(self) -> Iterator[None]:
-        """Raise what the client raises as an error of the store. `run` does so by itself, because every request runs it."""
+    def _converted_errors(self) -> Iterator[None]:
+        """Convert the errors of the client to those of the store. `run` does so itself: this costs each request less."""
         try:
             yield
         except self.errors.unavailable as error:

@@ -43,7 +43,7 @@ class RedisJournals:
     """Implement `journal.Journals`. Every write is one script, and one round trip."""
 
     def __init__(self, server: ScriptExecutor, run_as_owner: Callable[..., Any]) -> None:
-        """`run_as_owner` is that of the store."""
+        """`run_as_owner` is `RedisStore._run_as_owner`."""
         self._server = server
         self._run_as_owner = run_as_owner
 

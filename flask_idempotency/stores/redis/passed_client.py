@@ -10,7 +10,7 @@ from flask_idempotency.stores.redis.connection import Command, Tries, key_of
 
 
 class ClientConnection:
-    """Send them to one server. Its client does not report its retries."""
+    """Send commands to one server through the client of the application, which does not report its retries."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -26,10 +26,10 @@ class ClientConnection:
 
 
 class ClientClusterConnection(ClientConnection):
-    """Send them to a Cluster, whose client finds the nodes.
+    """Send commands to a Cluster through the client of the application, which finds the nodes.
 
-    It raises built-in errors in cases that it does not handle, such as a node that it does not know yet. This class raises
-    `failure` instead. The next call works again.
+    That client raises built-in errors in cases that it does not handle, such as a node that it does not know yet. This
+    class raises `failure` instead. The next call works again.
     """
 
     def __init__(self, client: Any, *, failure: type[Exception], elsewhere: tuple[type[Exception], ...]) -> None:

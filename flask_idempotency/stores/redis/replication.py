@@ -45,7 +45,7 @@ class ReplicatedExecutor(ScriptExecutor):
             return super().run(script, keys, *arguments, tries=tries)
         rest = words((len(keys), *keys, self._now(), *arguments))
         commands = [("EVALSHA", script.sha, *rest), touch(keys[0], known=True), self._wait]
-        with self._decides():
+        with self._converted_errors():
             replies = self._connection.pipeline_one_node(commands, tries=tries)
             if any(isinstance(reply, self.errors.no_script) for reply in replies):
                 commands = [("EVAL", script.text, *rest), touch(keys[0], known=False), self._wait]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
@@ -496,6 +497,24 @@ def test_a_recount_corrects_the_bytes_of_journals(store: RedisStore, redis_clien
 
     assert store.ledger.usage(key.tid).bytes == RESULT.byte_size
     assert store.ledger.reconcile(key.tid) == Drift()
+
+
+def test_a_recount_leaves_the_bytes_of_journals_alone_while_they_change(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = key, _ = claim(store, quota=Quota(records=5))
+    run = store._server.run
+
+    def run_late(script: scripts.Script, *arguments: Any) -> Any:
+        if script is scripts.QUOTA_REPAIR_JOURNALS:
+            write(store, claimed, BEGIN, FINISH)
+        return run(script, *arguments)
+
+    monkeypatch.setattr(store._server, "run", run_late)
+    drift = store.ledger.reconcile(key.tid)
+
+    assert (drift.none, drift.busy) == (True, 1)
+    assert store.ledger.usage(key.tid).bytes == RESULT.byte_size
 
 
 def test_a_sweep_removes_what_another_completion_has_left(store: RedisStore, redis_client: redis.Redis) -> None:
