@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final, Literal, TypeAlias
 
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import ClaimRequest, Grant
 from flask_idempotency.stores.redis import layout
 
@@ -36,8 +37,13 @@ class LastGrant:
     """The last fence that Redis granted to this process, for each partition, and the era of its last data loss."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._unlock()
         self._last: dict[int, tuple[int, int]] = {}
+        after_fork(self._unlock)
+
+    def _unlock(self) -> None:
+        """Make the lock, also in a forked child: the thread that held it may exist only in the parent."""
+        self._lock = Lock()
 
     def note(self, partition: int, *, era: int, fence: int) -> None:
         with self._lock:
