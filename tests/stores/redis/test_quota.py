@@ -152,6 +152,15 @@ def test_damaged_counts_are_no_usage(store: RedisStore, redis_client: redis.Redi
         store.ledger.usage(tid)
 
 
+@for_each("counts", (f"{'9' * 400} 0", f"0 {'9' * 400}"), ids=("records", "bytes"))
+def test_counts_that_no_number_holds_are_no_usage(store: RedisStore, redis_client: redis.Redis, counts: str) -> None:
+    tid = a_key().tid
+    redis_client.hset(layout.tenant_quota(tid), mapping={"t": f"{counts} 1", "b1": counts})
+
+    with pytest.raises(CorruptRecord):
+        store.ledger.usage(tid)
+
+
 def test_a_claim_reads_all_quota_fields_only_after_a_bucket_ends(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:

@@ -30,7 +30,8 @@ end
 local left = sweep(KEYS[2], totals, true, now)
 local records, bytes = redis.call('ZCARD', KEYS[1]) + left.records, left.bytes + tonumber(journals)
 -- Redis replies with whole numbers of 63 bits, and Lua counts exactly up to this one.
-if math.max(records, bytes, new_keys) > 2 ^ 53 then
+-- Hence `not`: hundreds of digits are infinity, and the difference of two such counts compares with no number.
+if not (records <= 2 ^ 53 and bytes <= 2 ^ 53 and new_keys <= 2 ^ 53) then
   return 'CORRUPT'
 end
 
