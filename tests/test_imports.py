@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -175,7 +176,6 @@ RARE = (
     "settings.schema",
     "settings.transport",
     "stores.notifications",
-    "stores.redis.erasure",
     "stores.redis.multi_host",
     "stores.redis.notifications",
     "stores.redis.urls",
@@ -232,6 +232,40 @@ def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tm
         make_tables(url)
 
     assert of_first_requests(url) == []
+
+
+LATER_REQUESTS = """
+import sys
+from io import BytesIO
+{application}
+assert post(None)[0].startswith("201")
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("flask_idempotency."):
+            raise ModuleNotFoundError(name)
+
+app.testing = False
+sys.meta_path.insert(0, Gone())
+send, data = app.test_client().post, {{"cents": "5"}}
+key = {{"Idempotency-Key": "a"}}
+print(
+    send("/payments", json=data, headers=key).status_code,
+    send("/payments", json={{}}, headers=key).status_code,
+    send("/payments", data=data, headers={{"Idempotency-Key": "form"}}).status_code,
+    send("/payments", data=bytes(2**20), headers={{"Idempotency-Key": "long"}}).status_code,
+)
+"""
+
+
+def test_later_requests_do_not_read_files_that_a_deployment_may_have_replaced() -> None:
+    """The first request loads what a refusal, a form and a long body need, which an application without requests does not."""
+    assert printed(LATER_REQUESTS.format(application=IN_MEMORY)) == ["201", "422", "201", "201"]
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_what_is_rare_is_a_module_of_the_package(name: str) -> None:
+    assert importlib.util.find_spec(f"{OURS}.{name}") is not None
 
 
 @pytest.mark.parametrize(

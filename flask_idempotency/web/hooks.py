@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from threading import Lock
 from time import perf_counter
@@ -348,10 +349,13 @@ class Hooks:
                     )
                 self._guard.replies.status_views = find_status_views(self._app)
             self._checked = True
+        # Before the first refusal, form or long body: no client waits for these, and no child of a fork in the middle of an import
+        # waits for ever. Later this process may have no free file, and the files may be those of another release. What fails
+        # here fails there again.
+        with suppress(Exception):
+            from flask_idempotency.web import body_copies, forms, problem_types, rows  # noqa: F401
         # Without the lock: the collector may run any code.
         try:
-            # What refusals and rarer requests need: the first of them may come when this process can open no more files.
-            from flask_idempotency.web import body_copies, forms, problem_types, rows  # noqa: F401
             from flask_idempotency.web.unreached import unprotected  # once in each process
 
             for _, text, remedy in list(unprotected(self._app, self._policies)):

@@ -67,7 +67,7 @@ QUOTA_UNITS: Mapping[str, str] = MappingProxyType({"bytes": "content-bytes", "in
 
 
 class _Rows(dict[str, "ProblemType"]):
-    """The rows of `problem_types` by code. A process loads the table, which is long, at its first request."""
+    """The rows of `problem_types` by code. The table is long: an application that gets no requests does not load it."""
 
     def __missing__(self, code: str) -> ProblemType:
         from flask_idempotency.web.problem_types import PROBLEMS
