@@ -60,7 +60,9 @@ def _profile(
     **values: Any,
 ) -> Profile:
     plain = Policy()
-    return Profile(name, {field: getattr(plain, field) for field in DIALECT_FIELDS} | values, statuses, body)
+    every = {field: getattr(plain, field) for field in DIALECT_FIELDS} | values
+    # A renderer of problems gets the profile, which all applications share.
+    return Profile(name, MappingProxyType(every), MappingProxyType(statuses), body)
 
 
 PROFILES: Final[Mapping[str, Profile]] = {

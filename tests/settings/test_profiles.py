@@ -12,6 +12,7 @@ from flask_idempotency.settings.profiles import (
     DIALECT_FIELDS,
     KEPT_FIELDS,
     PROFILES,
+    Profile,
     faults_of_kept,
     is_kept,
     policy_of,
@@ -118,6 +119,15 @@ def test_a_written_max_runtime_shortens_the_lease_that_a_profile_brings(profile:
 
     assert (20.0, 20.0, []) == (policy.max_runtime, policy.lease, policy.faults(joint=False))
     assert under(profile, max_runtime=20.0, lease=25.0).faults(joint=False)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
+def test_a_renderer_of_problems_cannot_change_the_profile_of_other_applications(profile: Profile) -> None:
+    shown: Any = profile
+
+    for shared in (shown.values, shown.statuses):
+        with pytest.raises(TypeError):
+            shared["in-flight"] = 423
 
 
 def decided(policy: Policy, status: int, error: BaseException | None = None) -> Decision:
