@@ -32,8 +32,6 @@ def load_encryption(
     if source is not None:
         try:
             from flask_idempotency.codec import key_sources
-
-            key_ring = key_sources.load_ring(source)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "cryptography":
                 raise
@@ -41,8 +39,11 @@ def load_encryption(
                 "IDEMPOTENCY_KEY_RING is set, and the cryptography package is not installed: pip install "
                 "'flask-idempotency[crypto]'."
             ]
-        except ConfigurationError as error:
-            faults = [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
+        else:
+            try:
+                key_ring = key_sources.load_ring(source)
+            except ConfigurationError as error:
+                faults = [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
     return key_ring, [*faults, *_lacking(loaded, config, has_principal=has_principal)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from base64 import b64encode
 from itertools import product
 from typing import Any
@@ -146,6 +147,26 @@ def test_other_words_are_refused(name: str) -> None:
     settings: dict[str, Any] = {"secret": "only-tests-9f2c47d1e8b35a60c1d47be2", name: "perhaps"}
 
     assert any(text.startswith(f"IDEMPOTENCY_{name.upper()}: ") for text in faults(**settings))
+
+
+def test_a_ring_without_the_cryptography_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    monkeypatch.delitem(sys.modules, "flask_idempotency.codec.key_sources", raising=False)
+    monkeypatch.delattr("flask_idempotency.codec.key_sources", raising=False)
+
+    assert [told for told in faults(**WHOLE) if "the cryptography package is not installed" in told]
+
+
+def test_what_the_function_of_a_ring_does_not_find_is_not_the_cryptography_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def factory() -> None:
+        raise ModuleNotFoundError("no recipes", name="cryptography.recipes")
+
+    monkeypatch.setattr(sys.modules[__name__], "factory", factory, raising=False)
+
+    with pytest.raises(ModuleNotFoundError, match="no recipes"):
+        load(**{**WHOLE, "key_ring": f"{__name__}:factory"})
 
 
 def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
