@@ -368,10 +368,13 @@ def _read(entry: TaskReport | None) -> tuple[float, tuple[SeenShape, ...]] | Non
 
 def _seen(fields: Mapping[str, Any], now: float) -> SeenShape:
     shape = fields["shape"]
+    present = _loader_use(shape["present"])
+    if _is_believed(present):
+        raise ValueError("only a former use is that of a function")
     return SeenShape(
         IdentityShape(
             application=str(shape["application"]),
-            present=_loader_use(shape["present"]),
+            present=present,
             former=None if shape["former"] is None else _loader_use(shape["former"]),
             secrets=tuple(map(str, shape["secrets"])),
             keep=min(_time(shape["keep"]), _LONGEST_KEEP),

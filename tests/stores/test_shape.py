@@ -78,6 +78,7 @@ def test_concurrent_notes_lose_no_shape(make_kept: MakeStore, clock: FrozenClock
     [
         *product(("at", "keep", "last"), (f"1{'0' * 400}", "Infinity", "NaN", "null")),
         *product(("former", "present"), ("Infinity", "[]", '{"owner":1}', '{"owner":"","tenant":1,"principal":[]}')),
+        ("present", '{"owner":"","tenant":["function"],"principal":[]}'),
     ],
 )
 def test_a_damaged_history_counts_as_none(clock: FrozenClock, at: str, number: str) -> None:
