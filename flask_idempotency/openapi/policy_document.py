@@ -59,7 +59,7 @@ _OCCURS_IF: Final[Mapping[str, Callable[[Policy, Any], bool]]] = {
     "replay-forbidden": lambda policy, state: state.loaders.replay_guard is not None,
     "principal-required": lambda policy, state: state.settings.allow_anonymous is not True,
 }
-"""The problem codes that a client can get of some applications and policies. It can always get the others."""
+"""When a client can get these problem codes. It can always get the others that are not `NEVER_DESCRIBED`, also new ones."""
 
 
 def facts_of(policy: Policy, application: Application, *, deferred: bool = False) -> dict[str, Any]:
