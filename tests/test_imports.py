@@ -263,6 +263,13 @@ def test_later_requests_do_not_read_files_that_a_deployment_may_have_replaced() 
     assert printed(LATER_REQUESTS.format(application=IN_MEMORY)) == ["201", "422", "201", "201"]
 
 
+def test_the_first_request_loads_what_a_waiter_and_a_restart_of_redis_need() -> None:
+    first = "from io import BytesIO\nassert post(None)[0].startswith('201')"
+    modules = loaded(f"import time; time.sleep = lambda _: None\n{ON_REDIS}\n{first}")
+
+    assert {f"{OURS}.stores.redis.{part}" for part in ("notifications", "admin.data_loss")} <= set(modules)
+
+
 @pytest.mark.parametrize("name", RARE)
 def test_what_is_rare_is_a_module_of_the_package(name: str) -> None:
     assert importlib.util.find_spec(f"{OURS}.{name}") is not None

@@ -349,11 +349,15 @@ class Hooks:
                     )
                 self._guard.replies.status_views = find_status_views(self._app)
             self._checked = True
-        # Before the first refusal, form or long body: no client waits for these, and no child of a fork in the middle of an import
-        # waits for ever. Later this process may have no free file, and the files may be those of another release. What fails
-        # here fails there again.
+        # Before the first refusal, form, long body, waiter or restart of Redis: no client waits for these, and no child of a fork
+        # in an import waits for ever. Later this process may have no free file, and the files may be those of another release.
+        # What fails here fails there again.
         with suppress(Exception):
             from flask_idempotency.web import body_copies, forms, problem_types, rows  # noqa: F401
+
+            # In a Redis store, objects stand in for these until one of their attributes is read.
+            getattr(self._built.notifier, "subscribe", None)
+            getattr(self._built.data_loss, "rules", None)
         # Without the lock: the collector may run any code.
         try:
             from flask_idempotency.web.unreached import unprotected  # once in each process
