@@ -349,9 +349,9 @@ class Hooks:
                     )
                 self._guard.replies.status_views = find_status_views(self._app)
             self._checked = True
-        # Before the first refusal, form, long body, waiter or restart of Redis: no client waits for these, and no child of a fork
-        # in an import waits for ever. Later this process may have no free file, and the files may be those of another release.
-        # What fails here fails there again.
+        # Before the first refusal, form, long body, waiter or restart of Redis: no client waits for these, and no child that is
+        # forked during an import waits for ever. Later this process may have no free file, and the files may be of another
+        # release. What fails here fails there again.
         with suppress(Exception):
             from flask_idempotency.web import body_copies, forms, problem_types, rows  # noqa: F401
 
