@@ -32,7 +32,7 @@ EXTRAS = {
     ],
     "metrics": ["prometheus_client>=0.20,<1"],
     # Its instruments are those of the Prometheus metrics, whose module needs that library.
-    "otel": ["opentelemetry-api>=1.25,<2", "prometheus_client>=0.20,<1"],
+    "otel": ["opentelemetry-api>=1.30,<2", "prometheus_client>=0.20,<1"],
 }
 
 SITE = "https://flask-idempotency.readthedocs.io"
