@@ -35,7 +35,7 @@ from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQu
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Codec
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis import executor, scripts
+from flask_idempotency.stores.redis import replication, scripts
 from flask_idempotency.stores.redis.store import RedisStore
 
 RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + b64encode(bytes(range(32))).decode()}
@@ -290,7 +290,7 @@ def data_loss_section(cores: Cores, *, rounds: int, requests: int) -> Section:
             while follower.info("replication")["master_link_status"] != "up":
                 sleep(0.005)
         store = running.enter_context(closing(RedisStore(primary.url)))
-        with patch.object(executor, "WAIT_SECONDS", 10):  # a busy machine is not a replica that is gone
+        with patch.object(replication, "WAIT_SECONDS", 10):  # a busy machine is not a replica that is gone
             waiting = running.enter_context(closing(RedisStore(primary.url, replicas=1)))
         store.data_loss.initialise()
         cases = {"as it is": store, "without the check": store, "one replica waited for": waiting}
