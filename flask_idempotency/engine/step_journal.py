@@ -1,4 +1,4 @@
-"""The journal of one record of a claim, as it is when the store has its unsent entries, and the writes that tell the store."""
+"""Keep the journal of one record of a claim in memory, and write its new entries to the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unsent:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClaimJournal:
-    """The journal of one record of the claim, as it is when the unsent entries have arrived."""
+    """The journal of one record of the claim, with the entries that the store has not confirmed yet."""
 
     context: SealContext
     attempt: int

@@ -1,4 +1,4 @@
-"""The rows of transactional views: send them to the database, commit them without a claim, and replace what they belie."""
+"""The rows of transactional views: flush them, commit those without a claim, and replace a response whose rows are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a claim brings and notes, so that data loss is detected: see `admin/data_loss.py`."""
+"""Give each claim what lets Redis notice a data loss, and remember each grant. `admin/data_loss.py` judges."""
 
 from __future__ import annotations
 
