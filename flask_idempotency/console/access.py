@@ -18,6 +18,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.audit import LONGEST_ACTOR, RESOLVER
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import encode
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.records import RecordView
@@ -181,8 +182,12 @@ class Attempts:
     def __init__(self, *, most: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.most = most
         self._monotonic = monotonic
-        self._lock = Lock()
         self._taken: deque[tuple[float, str]] = deque(maxlen=MOST_ATTEMPTS)
+        self._unlock()
+        after_fork(self._unlock)
+
+    def _unlock(self) -> None:
+        self._lock = Lock()
 
     def take(self, name: str) -> float | None:
         """Count an attempt. Return the seconds to wait if there were too many; that one does not count."""

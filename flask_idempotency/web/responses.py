@@ -24,6 +24,7 @@ from werkzeug.wsgi import ClosingIterator
 from flask_idempotency.engine.activity import LONGEST_COUNTER, UNKEPT
 from flask_idempotency.engine.ending import in_stream
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
@@ -474,9 +475,13 @@ class LostFields:
     def __init__(self, count: Callable[[str, str], None] | None = None) -> None:
         """`count` adds 1 to a counter of an endpoint, by which the `doctor` of another process learns of it."""
         self._count = count
-        self._lock = Lock()
         self.named: dict[str, dict[str, str]] = {}
         """What was named, by endpoint: as the view wrote it, by its lower-case name."""
+        self._unlock()
+        after_fork(self._unlock)
+
+    def _unlock(self) -> None:
+        self._lock = Lock()
 
     def note(self, operation: str, captured: CapturedResponse, policy: Policy) -> None:
         """Name what this response has and its replay will lack."""

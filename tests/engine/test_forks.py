@@ -8,12 +8,19 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from flask_idempotency.console.access import Attempts
 from flask_idempotency.engine import forks
+from flask_idempotency.stores.redis.data_loss import LastGrant
+from flask_idempotency.web.responses import LostFields
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,3 +155,19 @@ def test_what_is_to_be_done_before_a_fork_is_done_in_the_parent(monkeypatch: pyt
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert told == [os.getpid()]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("make", (LastGrant, LostFields, partial(Attempts, most=1)))
+def test_a_child_that_was_forked_while_a_thread_held_a_lock_takes_it(make: Callable[[], Any]) -> None:
+    """The thread that held it does not exist in the child, which would wait for ever."""
+    locked = make()
+    with locked._lock:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with suppress(BaseException):
+                status = int(not locked._lock.acquire(timeout=5))
+            os._exit(status)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, Mismatched, OnExpiry, Record, State, Unknown
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.data_loss import LastGrant
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
@@ -598,18 +596,3 @@ def test_a_claim_restored_to_an_emptied_store_is_not_taken_over(
     store.data_loss.acknowledge(forced=True)
 
     assert isinstance(claim(store, key), Unknown)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_child_that_was_forked_during_a_note_can_note_too() -> None:
-    """The thread that held the lock does not exist in the child, which would wait for ever."""
-    last = LastGrant()
-    with last._lock:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            with suppress(BaseException):
-                status = int(not last._lock.acquire(timeout=5))
-            os._exit(status)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
